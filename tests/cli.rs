@@ -179,10 +179,10 @@ fn model_in(place: &Place) -> std::path::PathBuf {
 fn up_with_damaged_model(damage: impl Fn(&Path)) -> String {
     let place = Place::new(&SMALL.replace("[attention.star]", "[model]\npath = \"model\"\n[attention.star]"));
     damage(&model_in(&place));
-    let said = place.says(&["up", "--detach"]);
+    let printed = place.says(&["up", "--detach"]);
     place.run(&["down"]);
     // Every host finds the damage; which one says so first, and when, is chance.
-    without_seconds(&said.replace("query-0", "context-0"))
+    without_seconds(&printed.replace("query-0", "context-0"))
 }
 
 /// Replaces the number in `after 1.2 s` by a word.
@@ -232,9 +232,9 @@ fn context_longer_than_the_model_takes() {
     let place = Place::new(&SMALL.replace("[attention.star]", &table));
     place.write("book.txt", "The grass is green. ".repeat(1000).as_bytes());
     assert!(place.run(&["up", "--detach"]).status.success());
-    let said = place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]);
+    let printed = place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]);
     place.run(&["down"]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(printed);
 }
 
 #[test]
@@ -246,9 +246,9 @@ fn a_host_that_never_becomes_ready() {
             .replace("role = \"context\"", "role = \"context\"\nnode = \"local\"")
             .replace("role = \"query\"", "role = \"query\"\nnode = \"local\"")
     ));
-    let said = place.says(&["up", "--detach", "--timeout", "2"]);
+    let printed = place.says(&["up", "--detach", "--timeout", "2"]);
     place.run(&["down"]);
-    let (before, after) = said.split_once("--join 127.0.0.1:").expect("an address");
+    let (before, after) = printed.split_once("--join 127.0.0.1:").expect("an address");
     let after = after.trim_start_matches(|c: char| c.is_ascii_digit());
     insta::assert_snapshot!(without_seconds(&format!("{before}--join 127.0.0.1:PORT{after}")));
 }
@@ -335,8 +335,8 @@ fn methods_answer_the_same_questions() {
         "-o",
         "json",
     ]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON alone on standard output");
     assert_eq!(run["methods"], serde_json::json!(["dense", "star:block_tokens=512"]), "{run:#}");
     assert_eq!(run["blocks"][0]["methods"][0]["average"]["mean"], 100.0, "{run:#}");
@@ -358,9 +358,9 @@ fn a_damaged_journal_ends_up_at_once() {
     fs::create_dir(place.path().join("data")).expect("a folder");
     place.write("data/journal.redb", &[0x5a; 4096]);
     let output = place.run(&["up"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("data/journal.redb is damaged") && said.contains("move it away"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("data/journal.redb is damaged") && printed.contains("move it away"), "{printed}");
     let left = place.run(&["down"]);
     assert!(String::from_utf8_lossy(&left.stderr).contains("is not running"));
     let log = fs::read_to_string(place.path().join("data/logs/supervisor.log")).expect("a log");
@@ -383,13 +383,13 @@ fn ctrl_c_prints_what_there_is() {
     assert!(killed.success());
     let answers = 1 + answers.collect::<Result<Vec<_>, _>>().expect("UTF-8").len();
     let output = run.wait_with_output().expect("its end");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("niah with asterism-7m, 1,024 tokens") && answers < 1000, "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{printed}");
+    assert!(printed.contains("niah with asterism-7m, 1,024 tokens") && answers < 1000, "{printed}");
 }
 
 #[test]
 fn a_length_that_the_model_does_not_take() {
-    let said = eval(&["niah", "--lengths", "32k", "--samples", "1", "--depths", "1", "--methods", "star", "-q"]);
-    insta::assert_snapshot!(said);
+    let printed = eval(&["niah", "--lengths", "32k", "--samples", "1", "--depths", "1", "--methods", "star", "-q"]);
+    insta::assert_snapshot!(printed);
 }

@@ -8,7 +8,7 @@ mod measured;
 use std::{fs, net::UdpSocket, sync::Arc, thread::available_parallelism};
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan};
+use asterism_models::{Checkpoint, Decoder, DecoderParts, Generator, LocalContext, Sampler, Sampling, encode_plan};
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden, golden_cases, kill};
@@ -111,8 +111,13 @@ fn every_method_within_one_process_gives_the_golden_tokens() {
         let mut links = hosts.iter().flat_map(|host| host["data_links"].as_array().into_iter().flatten());
         assert!(links.all(|links| links["transport"] == "local" && links["why"].is_null()), "{status:#}");
         let metrics = cluster.metrics();
-        let told = |name: &str| metrics.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0")).count();
-        assert_eq!(told("asterism_host_process_resident_memory_bytes{"), 1, "the process is told of once: {metrics}");
+        let reported =
+            |name: &str| metrics.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0")).count();
+        assert_eq!(
+            reported("asterism_host_process_resident_memory_bytes{"),
+            1,
+            "the process is told of once: {metrics}"
+        );
         assert!(cluster.folder().join("data/logs/all.log").exists());
     }
 }
@@ -159,7 +164,7 @@ fn every_method_over_quic_gives_the_tokens_of_one_process() {
 fn in_process(case: &Value, method: &Value, hosts: usize) -> Vec<u32> {
     let checkpoint = Checkpoint::open(&golden().join("models/tiny-llama")).expect("a model");
     let backend = Cpu::new(CpuOptions::default()).expect("a device");
-    let decoder = Decoder::load(Arc::new(backend), &checkpoint, Parts::All).expect("a decoder");
+    let decoder = Decoder::load(Arc::new(backend), &checkpoint, DecoderParts::All).expect("a decoder");
     let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).expect("token ids");
     let (context, query, shape) = (ids("context_ids"), ids("query_ids"), decoder.config().shape(DType::F32));
     let request =
@@ -194,9 +199,9 @@ fn without_recovery_a_killed_context_host_fails_the_job_and_nothing_else() {
     cluster.wait_for("the job to run", |status| status["jobs_running"] == 1);
     kill(pid);
     let result = cluster.run(&["job", "result", "hit"]);
-    let said = String::from_utf8_lossy(&result.stderr);
-    assert_eq!(result.status.code(), Some(1), "{said}");
-    assert!(said.contains("host_lost") && said.contains("context-1"), "{said}");
+    let printed = String::from_utf8_lossy(&result.stderr);
+    assert_eq!(result.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("host_lost") && printed.contains("context-1"), "{printed}");
     let status = cluster.status();
     assert_eq!([&status["hosts"][0]["health"], &status["hosts"][2]["health"]], ["ready", "ready"]);
     cluster.wait_for("another process of the host", |status| {
@@ -262,9 +267,9 @@ fn hosts_of_other_kernels_share_a_job_only_where_that_is_allowed_and_said() {
     assert_eq!(status.get("mixed_numerics"), None);
     let numerics = |host: usize| cluster.status()["hosts"][host]["numerics"].as_str().expect("a ready host").to_owned();
     assert!(numerics(0).starts_with("cpu avx2 f32 ") && numerics(1).starts_with("cpu portable f32 "));
-    let said = cluster.run(&["status"]);
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    assert!(said.contains("numerics differ") && said.contains(&numerics(1)), "{said}");
+    let printed = cluster.run(&["status"]);
+    let printed = String::from_utf8_lossy(&printed.stderr).into_owned();
+    assert!(printed.contains("numerics differ") && printed.contains(&numerics(1)), "{printed}");
     let request =
         json!({"context": ids(2000), "query": [11], "max_tokens": 4, "method": method, "allow_idle_hosts": true});
     let post = ureq::post(format!("{}/api/v1/jobs", cluster.server()));

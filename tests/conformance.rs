@@ -7,7 +7,7 @@ use std::{
 };
 
 use asterism_actors::{JobError, api::JobRequest, supervisor::ModelFront};
-use asterism_models::{Checkpoint, Ending, QuerySeparator, RenderOptions, Speaker, TemplateSource, Turn, Written};
+use asterism_models::{ChatTurn, Checkpoint, Ending, QuerySeparator, RenderOptions, Speaker, TemplateSource, Written};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::{Cluster, ClusterSpec, golden};
@@ -67,14 +67,14 @@ fn joined(front: &ModelFront, (context, query): (Written, Written), chat_templat
     front.ids(request).map(|(context, query)| [&context[..], &query].concat())
 }
 
-fn turns(messages: &Value) -> Vec<Turn> {
+fn turns(messages: &Value) -> Vec<ChatTurn> {
     let speaker = |role: &str| match role {
         "system" => Speaker::System,
         "user" => Speaker::User,
         _ => Speaker::Assistant,
     };
     let turn =
-        |message: &Value| Turn { speaker: speaker(text(&message["role"])), text: text(&message["content"]).into() };
+        |message: &Value| ChatTurn { speaker: speaker(text(&message["role"])), text: text(&message["content"]).into() };
     list(messages).iter().map(turn).collect()
 }
 
@@ -152,8 +152,8 @@ impl Asked {
         let sent = ureq::post(format!("{server}/api/v1/jobs")).send_json(&request).expect("the job is taken");
         let job: Value = sent.into_body().read_json().expect("JSON");
         let events = ureq::get(format!("{server}/api/v1/jobs/{}/events", text(&job["id"]))).call().expect("events");
-        let said = events.into_body().read_to_string().expect("UTF-8");
-        serde_json::from_str::<Value>(said.lines().last().expect("a last event")).expect("JSON")["status"].clone()
+        let printed = events.into_body().read_to_string().expect("UTF-8");
+        serde_json::from_str::<Value>(printed.lines().last().expect("a last event")).expect("JSON")["status"].clone()
     }
 
     /// The job behind a request of OpenAI's API, which is answered.

@@ -97,9 +97,10 @@ fn what_ucx_cannot_have_ends_a_cluster_at_its_start() {
         {
             let started = Instant::now();
             let output = behind(&cluster, shell, command).output().expect("a shell");
-            let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-            assert_eq!(output.status.code(), Some(3), "{command:?}: {said}");
-            assert!(words.iter().all(|words| said.contains(words)), "{command:?}: {said}");
+            let printed =
+                [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned()).concat();
+            assert_eq!(output.status.code(), Some(3), "{command:?}: {printed}");
+            assert!(words.iter().all(|words| printed.contains(words)), "{command:?}: {printed}");
             assert!(started.elapsed() < SOON, "{command:?} took {:?}", started.elapsed());
         }
         assert!(cluster.try_status().is_none(), "nothing is left running");
@@ -121,17 +122,17 @@ fn shared_memory_for_some_hosts_only_ends_a_cluster_at_its_start() {
         let output = behind(&cluster, LITTLE_ROOM, command).output().expect("a shell");
         (
             output.status.code(),
-            [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat(),
+            [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned()).concat(),
         )
     };
-    let (code, said) = run(&["validate"]);
-    assert_eq!(code, Some(0), "one has room: {said}");
+    let (code, printed) = run(&["validate"]);
+    assert_eq!(code, Some(0), "one has room: {printed}");
     for command in [&["up", "--detach"][..], &["node", "--join", "127.0.0.1:1"]] {
         let started = Instant::now();
-        let (code, said) = run(command);
-        assert_eq!(code, Some(3), "{command:?}: {said}");
+        let (code, printed) = run(command);
+        assert_eq!(code, Some(3), "{command:?}: {printed}");
         let words = ["for host 2 of 4 on this machine", "see that", "/dev/shm"];
-        assert!(words.iter().all(|words| said.contains(words)), "{command:?}: {said}");
+        assert!(words.iter().all(|words| printed.contains(words)), "{command:?}: {printed}");
         assert!(started.elapsed() < SOON, "{command:?} took {:?}", started.elapsed());
     }
     assert!(cluster.try_status().is_none(), "nothing is left running");

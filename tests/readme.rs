@@ -10,7 +10,7 @@ use std::{
 
 use asterism::api::openai;
 use asterism_actors::{
-    authority::{Act, Party, TABLE},
+    authority::{Action, Party, TABLE},
     metric,
 };
 
@@ -132,12 +132,12 @@ fn every_command_of_the_documentation_works() {
             let instead = INSTEAD.iter().find(|(begins, ..)| line.starts_with(begins));
             let Some(runs) = instead.map_or(Some(line.as_str()), |(_, runs, _)| *runs) else { continue };
             let output = clone.run(runs);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{page}: `{runs}` for `{line}`: {}\n{said}", output.status);
+            let printed = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{page}: `{runs}` for `{line}`: {}\n{printed}", output.status);
             if line.contains("harbour-lantern") {
                 let answer = String::from_utf8_lossy(&output.stdout);
                 assert!(answer.contains("4817263"), "{page}: `{line}` answers {answer}");
-                assert!(!said.contains("benchmark tasks only"), "{page}: {said}");
+                assert!(!printed.contains("benchmark tasks only"), "{page}: {printed}");
             }
         }
     }
@@ -169,7 +169,7 @@ fn the_reference_has_every_metric_and_every_endpoint() {
     }
     assert_eq!(page.matches("| `asterism_").count(), metric::ALL.len(), "a metric that there is not");
     let endpoints = TABLE.iter().filter_map(|rule| match rule.act {
-        Act::Http(method, path) => Some((method, path, rule.by.contains(&Party::Stranger))),
+        Action::Http(method, path) => Some((method, path, rule.by.contains(&Party::Stranger))),
         _ => None,
     });
     for (method, path, open) in endpoints {
@@ -188,6 +188,6 @@ fn the_embedded_model_says_what_it_does_not_know() {
     assert!(clone.run("asterism up --detach").status.success());
     let asked =
         clone.run("asterism job submit --context examples/harbour.txt --query 'Who won the regatta?' --max-tokens 4");
-    let said = String::from_utf8_lossy(&asked.stderr);
-    assert_eq!(said.matches("knows the questions of its benchmark tasks only").count(), 1, "{said}");
+    let printed = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(printed.matches("knows the questions of its benchmark tasks only").count(), 1, "{printed}");
 }

@@ -100,9 +100,9 @@ impl Asked {
     /// What a command prints.
     fn answer(&self, arguments: &[&str]) -> Value {
         let output = self.cluster.run(&[arguments, &["-o", "json"]].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}:\n{said}");
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{said}"))
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}:\n{printed}");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{printed}"))
     }
 
     fn jobs(&self) {

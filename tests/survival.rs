@@ -105,10 +105,10 @@ fn a_job_outlives_its_supervisor_and_so_does_its_client() {
         cluster.wait_for("the job to run", |status| status["jobs_running"] == 1);
         signal(blow, pid);
         let output = client.wait_with_output().expect("its end");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{blow}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{blow}: {printed}");
         assert_eq!(output.stdout, undisturbed.stdout, "{blow}");
-        assert_eq!(said.matches("does not answer").count(), 1, "{blow}: {said}");
+        assert_eq!(printed.matches("does not answer").count(), 1, "{blow}: {printed}");
         assert_eq!(cluster.server(), admin, "{blow}: the ports stay");
         assert!(cluster.supervisor() != pid && !lives(pid), "{blow}");
     }
@@ -158,17 +158,20 @@ fn down_does_not_say_that_a_cluster_is_not_running_that_is() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     fs::rename(&data, &away).expect("moved away");
-    let (code, said) = down();
-    assert!(code == Some(3) && said.contains(&format!("asterism down --server http://127.0.0.1:{port}")), "{said}");
+    let (code, printed) = down();
+    assert!(
+        code == Some(3) && printed.contains(&format!("asterism down --server http://127.0.0.1:{port}")),
+        "{printed}"
+    );
     let text = fs::read_to_string(cluster.file()).expect("the file");
     fs::write(cluster.file(), text.replace("\"scenario\"", "\"another\"")).expect("written");
-    let (code, said) = down();
-    assert!(code == Some(3) && said.contains("this is cluster 'scenario'"), "{said}");
+    let (code, printed) = down();
+    assert!(code == Some(3) && printed.contains("this is cluster 'scenario'"), "{printed}");
     fs::write(cluster.file(), text).expect("written");
     fs::rename(&away, &data).expect("moved back");
     assert_eq!(down().0, Some(0));
-    let (code, said) = down();
-    assert!(code == Some(0) && said.contains("is not running"), "{said}");
+    let (code, printed) = down();
+    assert!(code == Some(0) && printed.contains("is not running"), "{printed}");
 }
 
 #[test]
@@ -182,8 +185,8 @@ fn a_killed_parent_takes_everything_with_it() {
     signal("-KILL", parent);
     eventually("every process to end", || !pids.iter().chain([&supervisor, &parent]).any(|pid| lives(*pid)));
     let down = cluster.run(&["down"]);
-    let said = String::from_utf8_lossy(&down.stderr);
-    assert!(said.contains("is not running"), "{said}");
+    let printed = String::from_utf8_lossy(&down.stderr);
+    assert!(printed.contains("is not running"), "{printed}");
 }
 
 #[test]
@@ -230,12 +233,13 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
     let listen = head.record()["listen"].as_str().expect("an address").to_owned();
     let _local = start(&head, &["node", "--join", &listen, "--name", "local"]);
     let made = head.run(&["cert", "token", "--node", "b", "--ttl", "10m"]);
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert_eq!(made.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(made.status.code(), Some(0), "{printed}");
     let token = String::from_utf8(made.stdout).expect("UTF-8");
     assert_eq!(token.lines().count(), 1, "{token}");
-    let from = said.split("--token-from ").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
-    assert!(said.contains(&format!("asterism node --join {listen} ")), "{said}");
+    let from =
+        printed.split("--token-from ").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
+    assert!(printed.contains(&format!("asterism node --join {listen} ")), "{printed}");
 
     let join = |token: &str| {
         let node = of_two_nodes();
@@ -252,9 +256,9 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
     let altered = token.replace("asterism-join-1.", "asterism-join-1.0");
     for (token, cause) in [(token.as_str(), "spent by node \"b\""), (altered.as_str(), "not a join token")] {
         let refused = join(token).run(&arguments);
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert_eq!(refused.status.code(), Some(6), "{said}");
-        assert!(said.contains(cause), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(6), "{printed}");
+        assert!(printed.contains(cause), "{printed}");
     }
 
     // With its certificates it needs no token, and it renews those that end soon.
@@ -287,11 +291,11 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
 fn every_fault_leaves_the_tokens_alone() {
     let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
     let chaos = cluster.run(&["chaos", "--rounds", "6", "--phase", "middle-token", "--tokens", "4k", "-o", "json"]);
-    let said = String::from_utf8_lossy(&chaos.stderr);
-    assert_eq!(chaos.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&chaos.stderr);
+    assert_eq!(chaos.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
     let rounds = report["rounds"].as_array().expect("rounds");
-    assert_eq!(rounds.len(), 6, "{said}");
+    assert_eq!(rounds.len(), 6, "{printed}");
     for round in rounds {
         let detected = round["detected_s"].as_f64().expect("noticed");
         // A hung supervisor is noticed after 2 s and has to start.

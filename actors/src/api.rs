@@ -89,7 +89,7 @@ pub struct JobRequest {
     pub placement: PlacementPolicy,
     /// Seconds after which the job fails with `timeout`.
     #[serde(default)]
-    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST_REQUEST_TIME.as_secs_f64()))]
     pub timeout_s: Option<f64>,
     /// Free labels, shown by `job list`.
     #[serde(default)]

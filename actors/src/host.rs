@@ -20,12 +20,12 @@ use crate::{
     messages::{Hello, HostCommand, HostMessage, HostRole},
     tally::Tally,
 };
-use actor::Message;
+use actor::HostActorMessage;
 use joining::{Backoff, Joined};
 
 /// How long a host works on without its supervisor, unless told otherwise. It ends with the agent that started it anyway; and one that
 /// starts the supervisor again may take minutes where the machine is short of memory.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Longest wait for the actor to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(2);
@@ -50,7 +50,7 @@ pub struct HostConfig {
     /// Most bytes of what shards pass each other in one frame.
     pub piece_bytes: usize,
     /// What it hands hosts of its process as it lies on its device; none: as suits that.
-    pub hands_over: Option<HandsOver>,
+    pub hands_over: Option<DeviceHandover>,
     /// What its process counts; none where another host of the process tells it.
     pub tally: Option<Arc<Tally>>,
 }
@@ -64,7 +64,7 @@ impl HostConfig {
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, PIECE_BYTES, Some(Arc::default()));
+        let (name, patience, piece_bytes, tally) = (name.into(), SUPERVISOR_TIMEOUT, PIECE_BYTES, Some(Arc::default()));
         Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
     }
 
@@ -82,7 +82,7 @@ impl HostConfig {
 
 /// Which tensors go to a host of the same process as they lie on their device, where the link can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandsOver {
+pub enum DeviceHandover {
     /// None: their bytes do.
     Nothing,
     /// What shards pass each other.
@@ -91,7 +91,7 @@ pub enum HandsOver {
     Everything,
 }
 
-impl HandsOver {
+impl DeviceHandover {
     /// What suits a device: values of one that queues its work have to be waited for.
     pub(crate) fn of<B: Backend>(backend: &B) -> Self {
         if backend.queues() { Self::Everything } else { Self::Parcels }
@@ -145,7 +145,7 @@ pub struct LoadedModel<B: Backend> {
 pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError> + Send>;
 
 /// Where a side of the host reports what happens; may be called from any thread.
-pub(crate) type Post<E> = Arc<dyn Fn(E) + Send + Sync>;
+pub(crate) type ReportSink<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience. Dropping the future
 /// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transports.
@@ -170,7 +170,7 @@ pub async fn run<B: Backend>(
         }
     };
     let (actor, ended) = actor::spawn(&config, transports.clone()).await?;
-    let _running = Running(actor.clone());
+    let _running = RunningActor(actor.clone());
     let host =
         Host { config, transports: transports.clone(), actor: actor.clone(), life: (first.cluster, first.incarnation) };
     let result = tokio::select! {
@@ -184,9 +184,9 @@ pub async fn run<B: Backend>(
 }
 
 /// An actor that ends with whoever runs it.
-struct Running<B: Backend>(ActorRef<Message<B>>);
+struct RunningActor<B: Backend>(ActorRef<HostActorMessage<B>>);
 
-impl<B: Backend> Drop for Running<B> {
+impl<B: Backend> Drop for RunningActor<B> {
     fn drop(&mut self) {
         self.0.kill();
     }
@@ -195,7 +195,7 @@ impl<B: Backend> Drop for Running<B> {
 struct Host<B: Backend> {
     config: HostConfig,
     transports: Transports,
-    actor: ActorRef<Message<B>>,
+    actor: ActorRef<HostActorMessage<B>>,
     /// Cluster and incarnation, as the welcome said.
     life: (u64, u64),
 }
@@ -208,7 +208,7 @@ impl<B: Backend> Host<B> {
         let decoder = model.decoder.clone();
         let numerics = decoder.backend().numerics();
         let ready = HostMessage::Ready { numerics, model: Box::new(std::mem::take(&mut model.digest).into()) };
-        self.tell(Message::Loaded(model));
+        self.report(HostActorMessage::Loaded(model));
         let host = self.config.name.clone();
         tokio::select! {
             biased;
@@ -234,12 +234,12 @@ impl<B: Backend> Host<B> {
                         return Err(HostError::Refused { host: self.config.name.clone(), reason });
                     }
                     Ok(HostCommand::Refuse { reason }) => return Err(HostError::OtherModel { reason }),
-                    Ok(command) => self.tell(Message::Command(command)),
+                    Ok(command) => self.report(HostActorMessage::Command(command)),
                     Err(cause) => break cause,
                 }
             };
             beats.abort();
-            self.tell(Message::Unlinked);
+            self.report(HostActorMessage::Unlinked);
             tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
             joined = self.rejoin(cause.to_string()).await?;
             again = true;
@@ -249,14 +249,14 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    fn tell(&self, message: Message<B>) {
+    fn report(&self, message: HostActorMessage<B>) {
         // An actor that ended ends the host too.
         let _ = self.actor.cast(message);
     }
 
     /// Messages go to this supervisor from now on, heartbeats first.
     fn linked(&self, joined: &Joined) -> JoinHandle<()> {
-        self.tell(Message::Linked(joined.outbox.clone(), joined.link.clone()));
+        self.report(HostActorMessage::Linked(joined.outbox.clone(), joined.link.clone()));
         tokio::spawn(beat(self.actor.clone(), joined.heartbeat))
     }
 
@@ -300,7 +300,7 @@ impl<B: Backend> Host<B> {
     /// Who this host is and what it has by now.
     async fn hello(&self) -> Hello {
         let (reply, held) = oneshot::channel();
-        self.tell(Message::Introduce(reply));
+        self.report(HostActorMessage::Introduce(reply));
         let (contexts, jobs) = held.await.unwrap_or_default();
         let (cluster, incarnation) = self.life;
         Hello { cluster, incarnation, contexts, jobs, ..self.config.hello(self.transports.data.endpoints()) }
@@ -319,13 +319,13 @@ async fn failure(health: impl Fn() -> Result<(), KernelError>) -> KernelError {
 }
 
 /// Has the actor send heartbeats: they stop when it does. The next is due only after the last was handled.
-async fn beat<B: Backend>(actor: ActorRef<Message<B>>, every: Duration) {
+async fn beat<B: Backend>(actor: ActorRef<HostActorMessage<B>>, every: Duration) {
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let (beaten, handled) = oneshot::channel();
-        if actor.cast(Message::Beat(beaten)).is_err() || handled.await.is_err() {
+        if actor.cast(HostActorMessage::Beat(beaten)).is_err() || handled.await.is_err() {
             return;
         }
     }

@@ -16,8 +16,8 @@ pub mod supervisor;
 mod telemetry;
 
 pub use error::{HostError, JobError};
-pub use host::{HandsOver, HostConfig, LoadedModel, ModelLoader, Transports};
-pub use process::{cores, machine, room};
+pub use host::{DeviceHandover, HostConfig, LoadedModel, ModelLoader, Transports};
+pub use process::{capacity, cores, machine};
 pub use protocol::{authority, messages, ticket};
 pub(crate) use protocol::{handing, link, payload, probe};
-pub use telemetry::{metric, news, tally, trace};
+pub use telemetry::{cluster_event, metric, tally, trace};

@@ -48,15 +48,15 @@ pub struct NodeLink {
 }
 
 /// What a node sees of its hosts at a heartbeat.
-pub type Look = Box<dyn FnMut() -> Vec<HostMessage> + Send>;
+pub type NodeView = Box<dyn FnMut() -> Vec<HostMessage> + Send>;
 
 /// Joins the supervisor as the node that `config` names, and joins again for as long as it takes whenever it is lost. What `look`
 /// finds goes with each heartbeat.
-pub fn start(config: HostConfig, transport: Arc<dyn Transport>, look: Look) -> NodeLink {
+pub fn start(config: HostConfig, transport: Arc<dyn Transport>, look: NodeView) -> NodeLink {
     let (ordered, orders) = mpsc::unbounded_channel();
     let (exits, exited) = mpsc::unbounded_channel();
     let wanted = ordered.clone();
-    let agent = Agent { config, transport, ordered, exited, said: VecDeque::new(), cluster: 0, look };
+    let agent = Agent { config, transport, ordered, exited, stated: VecDeque::new(), cluster: 0, look };
     tokio::spawn(async move {
         tokio::select! {
             biased;
@@ -73,14 +73,14 @@ struct Agent {
     ordered: UnboundedSender<NodeOrder>,
     exited: UnboundedReceiver<HostMessage>,
     /// Exits that the supervisor may not have heard of, the oldest first, and when they were said.
-    said: VecDeque<(Instant, HostMessage)>,
+    stated: VecDeque<(Instant, HostMessage)>,
     cluster: u64,
-    look: Look,
+    look: NodeView,
 }
 
 impl Agent {
     async fn run(mut self) {
-        let (mut backoff, mut said) = (Backoff::default(), String::new());
+        let (mut backoff, mut stated) = (Backoff::default(), String::new());
         loop {
             let hello = Hello { cluster: self.cluster, ..self.config.hello(Vec::new()) };
             match joining::join(hello, self.config.supervisor, self.transport.as_ref()).await {
@@ -95,9 +95,9 @@ impl Agent {
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    if said != error {
+                    if stated != error {
                         tracing::warn!(node = %self.config.name, error, "the supervisor is not there; tries on");
-                        said = error;
+                        stated = error;
                     }
                 }
             }
@@ -109,8 +109,8 @@ impl Agent {
     async fn serve(&mut self, mut joined: Joined) -> Option<String> {
         let mut ticks = tokio::time::interval(joined.heartbeat);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        for (said, exit) in &mut self.said {
-            *said = Instant::now();
+        for (stated, exit) in &mut self.stated {
+            *stated = Instant::now();
             joined.outbox.send(exit.clone());
         }
         loop {
@@ -130,12 +130,12 @@ impl Agent {
                 exit = self.exited.recv() => {
                     let exit = exit?;
                     joined.outbox.send(exit.clone());
-                    self.said.push_back((Instant::now(), exit));
+                    self.stated.push_back((Instant::now(), exit));
                 }
                 _ = ticks.tick() => {
                     joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
                     (self.look)().into_iter().for_each(|seen| joined.outbox.send(seen));
-                    self.said.retain(|(said, _)| said.elapsed() < HEARD_AFTER);
+                    self.stated.retain(|(stated, _)| stated.elapsed() < HEARD_AFTER);
                 }
             }
         }

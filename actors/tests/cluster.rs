@@ -24,7 +24,7 @@ use asterism_actors::{
     },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, HeadsFiles, ModelError, Parts, TemplateSource, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, DecoderParts, HeadsFiles, ModelError, TemplateSource, Tokenizer};
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ fn ephemeral() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
 }
 
-fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
+fn load(model: &str, parts: DecoderParts) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(model))?;
     let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
@@ -120,7 +120,7 @@ async fn start_on(
         transports.push(transport.clone());
         let role = if host.role == Role::Context { HostRole::Context } else { HostRole::Query };
         let config = HostConfig { encodes: true, generates: true, ..HostConfig::new(&host.name, role, address, 1) };
-        tokio::spawn(host::run(config, Transports::one(transport), Box::new(move || load(model, Parts::All))));
+        tokio::spawn(host::run(config, Transports::one(transport), Box::new(move || load(model, DecoderParts::All))));
     }
     (supervisor, transports)
 }

@@ -14,10 +14,11 @@ use std::{
 use asterism_actors::{
     api::{TokenLogprobs, TopLogprob},
     messages::{
-        Anew, Attach, Below, Carried, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
-        HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, Opening, ParcelMeta,
-        ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
-        Refused, Relay, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice, Traffic, WireMessage,
+        Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
+        HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, ParcelMeta, ParcelPart,
+        ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
+        RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask, TokenChoice, Traffic,
+        WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
@@ -186,7 +187,7 @@ fn host_commands() {
         rope_length: 0,
     };
     let hidden = vec![HiddenKeys { block: 1, runs: vec![(0, 16)] }];
-    let anew = Anew { shard: shard.clone(), ids: vec![5; 20], hidden };
+    let refresh_order = RefreshOrder { shard: shard.clone(), ids: vec![5; 20], hidden };
     let choice = TokenChoice {
         max_tokens: 64,
         temperature: 0.0,
@@ -219,7 +220,7 @@ fn host_commands() {
             generated: vec![4, 5],
             query_start: 1000,
             shards: vec![KeptShard { keys: 1000, group: 0 }; 3],
-            anew: Some(Box::new(anew)),
+            refresh_order: Some(Box::new(refresh_order)),
             fan_in: 32,
             view: ContextView::All,
             holders: holders(),
@@ -242,22 +243,22 @@ fn host_commands() {
 #[test]
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
-    let below = Below {
+    let below = RelayChild {
         host: "c1".into(),
         endpoints: endpoints("127.0.0.1:1"),
         answers: vec![vec![4, 5]],
         opening: vec![7; 40],
     };
-    let relay = Relay { below: vec![below; 2], merges: vec![vec![0, 2], vec![4, 1]] };
+    let relay = RelayOrder { below: vec![below; 2], merges: vec![vec![0, 2], vec![4, 1]] };
     let hidden = vec![HiddenKeys { block: 2, runs: vec![(0, 4), (9, 90)] }];
     let groups = vec![vec![1, 2], vec![3]];
     fuzz(&[
-        Opening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, hands_over: true, ticket }),
-        Opening::Detach { attachment: 4 },
-        Opening::Pass { context: 4, attempt: 1, ticket },
-        Opening::Probe,
+        ChannelOpening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, hands_over: true, ticket }),
+        ChannelOpening::Detach { attachment: 4 },
+        ChannelOpening::Pass { context: 4, attempt: 1, ticket },
+        ChannelOpening::Probe,
     ]);
-    fuzz(&[Taken { context: 4, attempt: 1 }]);
+    fuzz(&[ParcelsTaken { context: 4, attempt: 1 }]);
 }
 
 #[test]

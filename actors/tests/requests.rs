@@ -282,7 +282,7 @@ fn jobs_as_json() {
         let choice = &prepared.question.choice;
         assert!((1..=front.max_tokens).contains(&(choice.max_tokens as usize)));
         assert!((0.0..=100.0).contains(&choice.temperature) && choice.top_p > 0.0 && choice.top_p <= 1.0);
-        assert!(prepared.question.timeout.is_none_or(|timeout| timeout <= bounds::LONGEST));
+        assert!(prepared.question.timeout.is_none_or(|timeout| timeout <= bounds::LONGEST_REQUEST_TIME));
         assert!(prepared.id.is_empty() || bounds::client_id(&prepared.id).is_ok());
         assert!(
             prepared.labels.iter().all(|(key, value)| [key, value].iter().all(|part| bounds::name("l", part).is_ok()))

@@ -15,8 +15,8 @@ use asterism_actors::{
     query_host::route::routes,
     store::{Change, RedbStore, StateStore},
     supervisor::{
-        Candidate, Command, Demand, Event, HostSpec, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob,
-        Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState, place,
+        Candidate, Demand, HostSpec, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob, Question,
+        Recovery, SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
     },
     ticket::Secret,
 };
@@ -75,14 +75,14 @@ fn ready(hosts: usize) -> SupervisorState {
         let role = if connection < hosts { HostRole::Context } else { HostRole::Query };
         let endpoints = vec![Endpoint::new("quic", "127.0.0.1:1")];
         let hello = Hello { name: spec.name, role, start: 1, pid: 1, endpoints, ..Hello::default() };
-        say(&mut state, connection, HostMessage::Hello(hello));
-        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into(), model: Box::default() });
+        annotate(&mut state, connection, HostMessage::Hello(hello));
+        annotate(&mut state, connection, HostMessage::Ready { numerics: "cpu".into(), model: Box::default() });
     }
     state
 }
 
-fn say(state: &mut SupervisorState, connection: usize, message: HostMessage) -> Vec<Command> {
-    state.handle(NOW, Event::Message { connection: connection as u64, message })
+fn annotate(state: &mut SupervisorState, connection: usize, message: HostMessage) -> Vec<SupervisorCommand> {
+    state.handle(NOW, SupervisorEvent::Message { connection: connection as u64, message })
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
@@ -99,9 +99,9 @@ fn bytes(changes: &[Change]) -> Vec<usize> {
     changes.iter().map(len).collect()
 }
 
-fn kept(commands: &[Command]) -> Vec<Change> {
-    let change = |command: &Command| match command {
-        Command::Persist(change) => Some(change.clone()),
+fn kept(commands: &[SupervisorCommand]) -> Vec<Change> {
+    let change = |command: &SupervisorCommand| match command {
+        SupervisorCommand::Persist(change) => Some(change.clone()),
         _ => None,
     };
     commands.iter().filter_map(change).collect()
@@ -133,17 +133,24 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
 
 fn job(context: PreparedContext) -> PreparedJob {
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
-    let question =
-        Question { query_ids: vec![5, 9], choice, timeout: None, anew: None, canary: false, text: None, trace: None };
+    let question = Question {
+        query_ids: vec![5, 9],
+        choice,
+        timeout: None,
+        refresh_order: None,
+        canary: false,
+        text: None,
+        trace: None,
+    };
     let (source, labels) = (Source::Context(context), BTreeMap::new());
     PreparedJob { id: "job-1".into(), fingerprint: None, source, question, labels }
 }
 
 /// What orders and the ids before them take on the wire, and the orders by connection.
-fn orders(commands: Vec<Command>) -> (usize, usize, Vec<(usize, EncodeShards)>) {
+fn orders(commands: Vec<SupervisorCommand>) -> (usize, usize, Vec<(usize, EncodeShards)>) {
     let (mut ids, mut ordered, mut orders) = (0, 0, Vec::new());
     for command in commands {
-        let Command::Send { connection, command } = command else { continue };
+        let SupervisorCommand::Send { connection, command } = command else { continue };
         let bytes = command.archive().len();
         match command {
             HostCommand::Ids(_) => ids += bytes,
@@ -208,27 +215,27 @@ fn a_long_context_on_many_hosts() {
         let times = 1000;
         let ((), progress_ms) = timed(|| {
             for _ in 0..times {
-                assert!(black_box(say(&mut state, connection, progress.clone())).is_empty(), "nobody watches");
+                assert!(black_box(annotate(&mut state, connection, progress.clone())).is_empty(), "nobody watches");
             }
         });
         let ((), heartbeat_ms) = timed(|| {
             for _ in 0..times {
-                black_box(say(&mut state, connection, HostMessage::Heartbeat { kv_bytes: 1, idle_bytes: 0 }));
+                black_box(annotate(&mut state, connection, HostMessage::Heartbeat { kv_bytes: 1, idle_bytes: 0 }));
             }
         });
         let reports: Vec<(usize, Encoded)> = orders
             .iter()
             .flat_map(|(to, order)| order.shards.iter().map(|shard| (*to, encoded(order, shard, &ids))))
             .collect();
-        let (said, encoded_ms) = timed(|| {
-            let mut said = Vec::new();
+        let (printed, encoded_ms) = timed(|| {
+            let mut printed = Vec::new();
             reports.into_iter().for_each(|(to, report)| {
-                said.extend(say(&mut state, to, HostMessage::Encoded(report)));
+                printed.extend(annotate(&mut state, to, HostMessage::Encoded(report)));
             });
-            said
+            printed
         });
-        let asked = said.iter().find_map(|command| match command {
-            Command::Send { command: HostCommand::Generate(order), .. } => Some(order),
+        let asked = printed.iter().find_map(|command| match command {
+            SupervisorCommand::Send { command: HostCommand::Generate(order), .. } => Some(order),
             _ => None,
         });
         let (query, others) = received(asked.expect("every shard is encoded"));

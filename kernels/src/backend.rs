@@ -17,7 +17,7 @@ mod wire;
 pub use attention::{AttentionOps, Partial};
 pub use batch::BatchAttention;
 pub use cache::KvOps;
-pub use collectives::{AllGather, Collectives, Lent, Meeting};
+pub use collectives::{AllGather, Collectives, Exported, Rendezvous};
 pub use device::ComputeDevice;
 pub use elementwise::ElementwiseOps;
 pub use heads::{HeadOps, Rotary};

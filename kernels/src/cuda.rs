@@ -1,4 +1,4 @@
-//! The GPU backend: operations on device tensors ([`Device`], [`Products`], [`Attender`], [`Kv`]), and a thin
+//! The GPU backend: operations on device tensors ([`Device`], [`Products`], [`Attender`], [`CudaKv`]), and a thin
 //! [`Backend`](crate::Backend) over them. Reads no file and no configuration.
 
 mod attention;
@@ -13,13 +13,13 @@ mod moves;
 mod survey;
 mod tensor;
 
-pub use attention::{Attender, Attention, PIECE};
+pub use attention::{Attender, CudaAttentionCall, PIECE};
 pub use device::memory::Gauge;
-pub use device::{Device, FEW_ROWS};
+pub use device::{Device, SPLIT_KEY_ROWS};
 pub use elementwise::Positions;
 pub use gpu::{Cuda, CudaOptions};
-pub use kv::Kv;
-pub use linear::{Choice, Linear, Products};
+pub use kv::CudaKv;
+pub use linear::{CudaLinear, ProductChoice, Products};
 pub use moves::Placed;
-pub use survey::{Gpu, Library, Survey, survey};
+pub use survey::{DeviceSurvey, Gpu, Library, survey};
 pub use tensor::{Tensor, View};

@@ -4,7 +4,6 @@
 //! of every kernel; `cpu` the fast one. Both return attention as `(output, log-sum-exp)`, so that partial results over any split of
 //! the keys merge exactly.
 
-mod ahead;
 mod backend;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -12,15 +11,15 @@ pub mod cuda;
 mod dtype;
 mod error;
 mod operands;
+mod priority;
 pub mod reference;
 mod sparse;
 mod top_k;
 
-pub use ahead::{Ahead, Rank, Steps, Stretch, Stretches};
 pub use backend::{
-    AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor,
-    KvOps, Lent, LinearOps, Mark, Meeting, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps,
-    WorkQueue, batch, heads,
+    AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps,
+    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, TensorOps,
+    WireOps, WorkQueue, batch, heads,
 };
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
@@ -28,6 +27,7 @@ pub use cuda::{Cuda, CudaOptions};
 pub use dtype::DType;
 pub use error::KernelError;
 pub use operands::{Ask, Heads, KeySets, Mask, Merging, Selection, merging, packed};
+pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;
 

@@ -3,7 +3,8 @@
 mod sparse;
 
 pub use sparse::{
-    Estimate, Sequence, flex_prefill, key_scores, selected_attention, stripe_attention, stripe_margins, vertical_slash,
+    Estimate, ReferenceSequence, flex_prefill, key_scores, selected_attention, stripe_attention, stripe_margins,
+    vertical_slash,
 };
 
 use std::ops::Range;
@@ -125,11 +126,11 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    const ONE: Heads = Heads { query: 1, kv: 1, dim: 1 };
+    const ONE_HEAD: Heads = Heads { query: 1, kv: 1, dim: 1 };
 
     #[test]
     fn a_row_without_keys_changes_nothing_in_a_merge() {
-        let causal = AttentionShape { heads: ONE, queries: 2, keys: 1, mask: Mask::Causal };
+        let causal = AttentionShape { heads: ONE_HEAD, queries: 2, keys: 1, mask: Mask::Causal };
         let (output, lse) = attention(&[1.0, 1.0], &[0.5], &[3.0], causal);
         assert_eq!((output.as_slice(), lse.as_slice()), ([0.0, 3.0].as_slice(), [f32::NEG_INFINITY, 0.5].as_slice()));
         let merged = merge(&[(&output[..1], &lse[..1]), (&output[1..], &lse[1..])], 1);
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn two_equal_keys_share_the_weight() {
-        let shape = AttentionShape { heads: ONE, queries: 1, keys: 2, mask: Mask::None };
+        let shape = AttentionShape { heads: ONE_HEAD, queries: 1, keys: 2, mask: Mask::None };
         let (output, lse) = attention(&[2.0], &[1.0, 1.0], &[1.0, 3.0], shape);
         assert_eq!(output, [2.0]);
         assert!((lse[0] - (2.0 + 2f32.ln())).abs() < 1e-6);

@@ -15,7 +15,7 @@ mod shared;
 
 use std::time::{Duration, Instant};
 
-use asterism_kernels::cuda::{Kv, Linear, Tensor};
+use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::reference;
 use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
@@ -47,7 +47,7 @@ fn a_row_of_a_product_does_not_depend_on_its_company() {
     for (n, k, biased) in [(6144, 4096, false), (4096, 14336, false), (4608, 3584, true), (512, 256, false)] {
         let (x, w) = (draw(gpu, &[4096, k], 1).1, draw(gpu, &[n, k], 2).1);
         let bias = biased.then(|| draw(gpu, &[n], 3).1);
-        let linear = Linear::of(w, bias).unwrap();
+        let linear = CudaLinear::of(w, bias).unwrap();
         let product = |start: usize, end: usize, residual: Option<Tensor>| {
             let y = gpu.products().linear(gpu.device(), &x.rows(start, end).unwrap(), &linear, residual).unwrap();
             gpu.device().download(&y).unwrap()
@@ -85,7 +85,7 @@ fn gates_within_a_product_are_those_behind_it() {
         let linear = |n: usize, k: usize, seed: u64| {
             let weight = draw(gpu, &[n, k], seed).1;
             let bias = draw(gpu, &[n], seed + 1).1;
-            Linear::of(weight, Some(bias)).unwrap()
+            CudaLinear::of(weight, Some(bias)).unwrap()
         };
         let (gate_up, down) = (linear(2 * f, k, 5), linear(k, f, 7));
         let (_, norm) = draw(gpu, &[k], 9);
@@ -104,7 +104,7 @@ fn products_are_within_rounding_of_double_precision() {
     let Some(gpu) = gpu() else { return };
     for (rows, n, k) in [(5, 264, 4096), (130, 136, 1000), (3, 33, 77)] {
         let ((x_values, x), (w_values, w)) = (draw(gpu, &[rows, k], 5), draw(gpu, &[n, k], 6));
-        let linear = Linear::of(w, None).unwrap();
+        let linear = CudaLinear::of(w, None).unwrap();
         let got = gpu.device().download(&gpu.products().linear(gpu.device(), &x, &linear, None).unwrap()).unwrap();
         let of = |at: usize| {
             let (x, w) = (&x_values[at / n * k..][..k], &w_values[at % n * k..][..k]);
@@ -125,11 +125,11 @@ fn products_of_eight_bits_are_close_to_those_of_sixteen_and_their_rows_stand_alo
     }
     for (n, k, biased) in [(6144, 4096, false), (4096, 14336, false), (4608, 3584, true), (512, 256, false)] {
         let (x, w) = (draw(gpu, &[1100, k], 1).1, draw(gpu, &[n, k], 2).1);
-        let linear = || Linear::of(w.clone(), biased.then(|| draw(gpu, &[n], 3).1)).unwrap();
+        let linear = || CudaLinear::of(w.clone(), biased.then(|| draw(gpu, &[n], 3).1)).unwrap();
         let (sixteen, eight) = (linear(), linear().in_eight_bits(device).unwrap());
         assert!(eight.is_in_eight_bits());
         let residual = draw(gpu, &[1100, n], 4).1;
-        let product = |start: usize, end: usize, by: &Linear, added: bool| {
+        let product = |start: usize, end: usize, by: &CudaLinear, added: bool| {
             let (x, residual) = (x.rows(start, end).unwrap(), residual.rows(start, end).unwrap());
             device.download(&gpu.products().linear(device, &x, by, added.then_some(residual)).unwrap()).unwrap()
         };
@@ -231,7 +231,7 @@ fn rotated_keys_go_straight_into_the_cache() {
     let [q, k, v] = [4, 2, 2].map(|heads| device.empty(&[heads, t, dim], DType::Bf16).unwrap());
     let to = [k.heads_first().unwrap(), v.heads_first().unwrap()];
     device.split_rotate(&qkv, &positions, q.heads_first().unwrap(), to).unwrap();
-    let mut cache = Kv::new(device, 2, dim, DType::Bf16, 8).unwrap();
+    let mut cache = CudaKv::new(device, 2, dim, DType::Bf16, 8).unwrap();
     let token_major = device.empty(&[t, 4 * dim], DType::Bf16).unwrap();
     for (start, end) in [(0, 5), (5, 6), (6, t)] {
         let to = cache.extend(device, end - start).unwrap();
@@ -343,13 +343,13 @@ fn what_is_not_there_is_refused() {
 fn long_work_waits_between_stretches_while_a_step_is_under_way() {
     let Some(gpu) = gpu() else { return };
     let (x, w) = (draw(gpu, &[8192, 4096], 1).1, draw(gpu, &[4096, 4096], 2).1);
-    let linear = Linear::of(w, None).unwrap();
-    // Some four stretches of operations.
+    let linear = CudaLinear::of(w, None).unwrap();
+    // Some four quanta of operations.
     let queue = || (0..220).for_each(|_| drop(gpu.linear(&x, &linear).unwrap()));
     queue();
     gpu.finish().unwrap();
     let (step, began) =
-        std::thread::scope(|scope| scope.spawn(|| (gpu.ahead(Rank::Token), Instant::now())).join().unwrap());
+        std::thread::scope(|scope| scope.spawn(|| (gpu.priority(Rank::Token), Instant::now())).join().unwrap());
     queue();
     // Nobody heard of its end.
     assert!(began.elapsed() >= Duration::from_millis(250), "{:?}", began.elapsed());

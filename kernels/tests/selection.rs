@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::iter;
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::reference::{self, Sequence};
+use asterism_kernels::reference::{self, ReferenceSequence};
 use asterism_kernels::{FlexRule, Heads, KeySets, Mask, Partial, Selection, Selector, StripeRule, VerticalSlashRule};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
@@ -50,9 +50,9 @@ impl Case {
 }
 
 impl<B: Backend> Operands<B> {
-    fn sequence(&self) -> Sequence<'_> {
+    fn sequence(&self) -> ReferenceSequence<'_> {
         let [q, k, v] = &self.values;
-        Sequence { q, k, v, heads: self.case.heads, tokens: self.case.tokens }
+        ReferenceSequence { q, k, v, heads: self.case.heads, tokens: self.case.tokens }
     }
 
     fn check(

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Cuda, CudaOptions, DType};
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, Plan, PlanRequest};
@@ -90,7 +90,7 @@ impl Devices {
         };
         let load = |(at, gpu): (usize, &str)| -> Result<Arc<Decoder<Cuda>>> {
             let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits };
-            let parts = if at == 0 { Parts::All } else { Parts::Context };
+            let parts = if at == 0 { DecoderParts::All } else { DecoderParts::Context };
             Ok(Arc::new(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?))
         };
         Ok(Self(gpus.split(',').enumerate().map(load).collect::<Result<_>>()?))

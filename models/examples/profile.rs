@@ -17,7 +17,8 @@ use asterism_kernels::{
     TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, Sampler, Sampling, encode_plan,
+    synthetic_prompt,
 };
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
@@ -194,7 +195,7 @@ fn main() -> Result<()> {
     let checkpoint = arguments.model.as_ref().map_or_else(Checkpoint::embedded, |folder| Checkpoint::open(folder))?;
     let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
     let backend = Arc::new(Timed { inner: Cpu::new(options)?, spent: Mutex::default() });
-    let decoder = Decoder::load(Arc::clone(&backend), &checkpoint, Parts::All)?;
+    let decoder = Decoder::load(Arc::clone(&backend), &checkpoint, DecoderParts::All)?;
     let prompt = synthetic_prompt(arguments.tokens, decoder.config().vocab);
     prefill(&decoder, &prompt[..prompt.len().min(256)])?;
 

@@ -15,7 +15,7 @@ pub use refusal::TemplateRefusal;
 pub use render::{Ending, Render, RenderOptions, Rendered};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use source::TemplateSource;
-pub use turn::{Speaker, Turn};
+pub use turn::{ChatTurn, Speaker};
 
 /// Puts conversations into the form the model was trained on.
 pub struct ChatTemplate {
@@ -37,7 +37,7 @@ impl ChatTemplate {
         let Some(source) = files::source(checkpoint, tokenizer)? else { return Ok(Self { template: None }) };
         let origin = source.origin().to_owned();
         let template = renderer(source);
-        let question = Turn { speaker: Speaker::User, text: "What does it say?".to_owned() };
+        let question = ChatTurn { speaker: Speaker::User, text: "What does it say?".to_owned() };
         let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
         tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
         Ok(Self { template: Some(template) })
@@ -53,7 +53,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template refuses the conversation, or takes more than a template may; for a base model always.
-    pub fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, ModelError> {
+    pub fn render(&self, turns: &[ChatTurn], options: &RenderOptions) -> Result<Rendered, ModelError> {
         let without = || TemplateRefusal::Unfit("the model has none, so that a conversation is a text".to_owned());
         Ok(self.template.as_ref().ok_or_else(without)?.render(turns, options)?)
     }
@@ -73,19 +73,19 @@ mod tests {
         TemplateSource::new("here".to_owned(), template.to_owned(), variables, names)
     }
 
-    fn turn(speaker: Speaker, text: &str) -> Turn {
-        Turn { speaker, text: text.to_owned() }
+    fn turn(speaker: Speaker, text: &str) -> ChatTurn {
+        ChatTurn { speaker, text: text.to_owned() }
     }
 
     fn now() -> RenderOptions {
         RenderOptions::on("2026-11-25".parse().unwrap())
     }
 
-    fn user(text: &str) -> Turn {
+    fn user(text: &str) -> ChatTurn {
         turn(Speaker::User, text)
     }
 
-    fn assistant(text: &str) -> Turn {
+    fn assistant(text: &str) -> ChatTurn {
         turn(Speaker::Assistant, text)
     }
 
@@ -123,7 +123,7 @@ mod tests {
             trims in any::<bool>(),
         ) {
             let template = if trims { TRIMS } else { "{% for m in messages %}<|{{ m.content }}|end|>{{ m.content }}<|end{% endfor %}" };
-            let turns: Vec<Turn> = texts.iter().map(|text| user(text)).collect();
+            let turns: Vec<ChatTurn> = texts.iter().map(|text| user(text)).collect();
             let source = source(template);
             let rendered = source.render(&turns, &now()).unwrap();
             let text = rendered.written.text();
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn the_question_begins_where_it_was_said_to() {
         let document = user("A document.\n\nWhich? ");
-        let at = |turns: &[Turn], (turn, byte)| {
+        let at = |turns: &[ChatTurn], (turn, byte)| {
             let rendered = source(TRIMS).render(turns, &now().with_question(turn, byte)).unwrap();
             shown(&rendered).2.unwrap().to_owned()
         };
@@ -236,7 +236,7 @@ mod tests {
             ("{{ messages[0]['cont' + 'ent'] }}", "names no \"content\""),
         ] {
             let error = render(template, "So").unwrap_err();
-            assert!(matches!(&error, TemplateRefusal::Unfit(said) if said.contains(cause)), "{error:?}");
+            assert!(matches!(&error, TemplateRefusal::Unfit(stated) if stated.contains(cause)), "{error:?}");
         }
         let closed = source(TRIMS).render(&[assistant("a")], &now().ending(Ending::Conversation)).unwrap();
         assert_eq!(closed.written.text(), "<s><|assistant|>a<|end|>\n");
@@ -270,13 +270,13 @@ mod tests {
             (&"x".repeat((1 << 20) + 1), "bytes long"),
         ] {
             let error = source(template).render(&[user("a")], &now()).unwrap_err();
-            assert!(matches!(&error, TemplateRefusal::Limit(said) if said.contains(cause)), "{error:?}");
+            assert!(matches!(&error, TemplateRefusal::Limit(stated) if stated.contains(cause)), "{error:?}");
         }
         let again = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
         let error = source(again).render(&[user("a")], &now()).unwrap_err();
-        assert!(matches!(&error, TemplateRefusal::Unfit(said) if said.contains("recursion")), "{error:?}");
+        assert!(matches!(&error, TemplateRefusal::Unfit(stated) if stated.contains("recursion")), "{error:?}");
         // A long conversation is none of it.
-        let turns: Vec<Turn> = (0..3000).map(|_| user(&"word ".repeat(99))).collect();
+        let turns: Vec<ChatTurn> = (0..3000).map(|_| user(&"word ".repeat(99))).collect();
         assert!(source(TRIMS).render(&turns, &now()).is_ok());
     }
 

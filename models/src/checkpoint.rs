@@ -54,7 +54,7 @@ impl Checkpoint {
             "name a Hugging Face model folder (config.json, tokenizer.json, model.safetensors)",
         )?;
         let generation = optional(folder, "generation_config.json")?;
-        let family = parse::<Family>("config.json", &config)?.model_type;
+        let family = parse::<FamilyName>("config.json", &config)?.model_type;
         // Of a model that is not supported the other files may be anything.
         let config = ModelConfig::from_json(&config, generation.as_deref())?;
         let tokenizer = required(
@@ -87,7 +87,7 @@ impl Checkpoint {
         Ok(Self {
             name: EMBEDDED_NAME.to_owned(),
             config: ModelConfig::from_json(embedded::config(), None)?,
-            family: parse::<Family>("config.json", embedded::config())?.model_type,
+            family: parse::<FamilyName>("config.json", embedded::config())?.model_type,
             files: vec![(EMBEDDED_NAME.to_owned(), file)],
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
@@ -243,7 +243,7 @@ type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, TensorEntry)
 
 /// config.json, as far as it names a family.
 #[derive(Deserialize)]
-struct Family {
+struct FamilyName {
     #[serde(default)]
     model_type: String,
 }
@@ -371,8 +371,8 @@ mod tests {
         ] {
             let folder = copy();
             fs::write(folder.path().join(file), text).unwrap();
-            let said = refused(folder.path());
-            assert!(said.code() == "model_file_unfit" && said.to_string().contains(words), "{said}");
+            let stated = refused(folder.path());
+            assert!(stated.code() == "model_file_unfit" && stated.to_string().contains(words), "{stated}");
         }
     }
 
@@ -392,8 +392,8 @@ mod tests {
             let path = folder.path().join(file);
             let _ = fs::remove_file(&path);
             std::os::unix::fs::symlink("../../blobs/0123", &path).unwrap();
-            let said = refused(folder.path()).to_string();
-            assert!(said.contains("is a link to ../../blobs/0123, which is not there"), "{said}");
+            let stated = refused(folder.path()).to_string();
+            assert!(stated.contains("is a link to ../../blobs/0123, which is not there"), "{stated}");
         }
     }
 

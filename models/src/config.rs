@@ -57,7 +57,7 @@ pub struct ModelConfig {
 
 /// What a host needs of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parts {
+pub enum DecoderParts {
     /// A context host: layers only, no final norm and no output head.
     Context,
     /// The query host: layers and head.
@@ -94,7 +94,7 @@ impl ModelConfig {
 
     /// Bytes of the weights that `parts` of the model take, computed in `dtype`, with linear layers of 8 bits and a scale for each
     /// output where that is said. A head that is the embedding table is laid out once more.
-    pub fn weight_bytes(&self, parts: Parts, (dtype, eight_bits): (DType, bool)) -> u64 {
+    pub fn weight_bytes(&self, parts: DecoderParts, (dtype, eight_bits): (DType, bool)) -> u64 {
         let &Self { hidden, vocab, heads, .. } = self;
         let element = dtype.size();
         let linear = |LinearSpec { parts, inputs, biased }: LinearSpec| {
@@ -107,8 +107,8 @@ impl ModelConfig {
         let norms: usize = norms.map(|(_, width)| width).sum();
         let layer = element * norms + self.layer.linears(hidden, heads).map(linear).iter().sum::<usize>();
         let head = match parts {
-            Parts::Context => 0,
-            Parts::Query | Parts::All => element * (hidden + vocab * hidden),
+            DecoderParts::Context => 0,
+            DecoderParts::Query | DecoderParts::All => element * (hidden + vocab * hidden),
         };
         (element * vocab * hidden + self.layers * layer + head) as u64
     }

@@ -8,9 +8,9 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, KernelError, Rotary};
 
-use crate::{Checkpoint, ModelConfig, ModelError, Parts};
+use crate::{Checkpoint, DecoderParts, ModelConfig, ModelError};
 use head::HeadOf;
-use weights::{Body, Head, Layer, Uploaded};
+use weights::{Body, Head, LayerWeights, Uploaded};
 pub use weights::{Loading, SharedWeights};
 
 /// Queries, keys and values of one layer.
@@ -51,7 +51,7 @@ impl<B: Backend> Loading<'_, B> {
         &mut self,
         backend: Arc<B>,
         checkpoint: &Checkpoint,
-        parts: Parts,
+        parts: DecoderParts,
     ) -> Result<Decoder<B>, ModelError> {
         let Uploaded { body, head } = self.upload(&backend, checkpoint, parts)?;
         let (config, head) = (checkpoint.config().clone(), head.map_or(HeadOf::None, HeadOf::Loaded));
@@ -65,7 +65,7 @@ impl<B: Backend> Loading<'_, B> {
 
 impl<B: Backend> Decoder<B> {
     /// Uploads what `parts` needs.
-    pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: Parts) -> Result<Self, ModelError> {
+    pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: DecoderParts) -> Result<Self, ModelError> {
         SharedWeights::default().loading().decoder(backend, checkpoint, parts)
     }
 
@@ -156,7 +156,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
     pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let Layer { attention_norm, qkv, .. } = &self.body.layers[layer];
+        let LayerWeights { attention_norm, qkv, .. } = &self.body.layers[layer];
         self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
     }
 
@@ -245,7 +245,7 @@ impl<B: Backend> Decoder<B> {
         x: B::Tensor,
         attention: &B::Tensor,
     ) -> Result<B::Tensor, ModelError> {
-        let Layer { mlp_norm, gate_up, down, .. } = &self.body.layers[layer];
+        let LayerWeights { mlp_norm, gate_up, down, .. } = &self.body.layers[layer];
         let x = self.output(layer, x, attention)?;
         self.in_turns(&x, |x| Ok(self.backend.norm_mlp(x, (mlp_norm, self.config.eps), [gate_up, down])?))
     }
@@ -262,7 +262,7 @@ impl<B: Backend> Decoder<B> {
         x: &B::Tensor,
         outputs: Range<usize>,
     ) -> Result<B::Tensor, ModelError> {
-        let Layer { mlp_norm, gate_up, .. } = &self.body.layers[layer];
+        let LayerWeights { mlp_norm, gate_up, .. } = &self.body.layers[layer];
         Ok(self.backend.norm_gated_part(x, (mlp_norm, self.config.eps), gate_up, outputs)?)
     }
 

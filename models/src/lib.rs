@@ -15,12 +15,12 @@ mod sampling;
 mod tokenizer;
 
 pub use chat::{
-    ChatTemplate, Ending, LongSeparator, NoDate, QuerySeparator, Render, RenderOptions, Rendered, Speaker,
-    TemplateDate, TemplateRefusal, TemplateSource, Turn,
+    ChatTemplate, ChatTurn, Ending, LongSeparator, NoDate, QuerySeparator, Render, RenderOptions, Rendered, Speaker,
+    TemplateDate, TemplateRefusal, TemplateSource,
 };
 pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
 pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape};
-pub use config::{ModelConfig, Parts, Rope, RopeScaling, Yarn};
+pub use config::{DecoderParts, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Projected, SharedWeights};
 pub use encoder::team::encode_together;
 pub use encoder::{
@@ -35,6 +35,6 @@ pub use generator::{
 };
 pub use measure::{WatchedContext, synthetic_prompt};
 pub use sampling::{Logprobs, Sampler, Sampling};
-pub use tokenizer::border::Cut;
+pub use tokenizer::border::CutPrompt;
 pub use tokenizer::stream::TextStream;
 pub use tokenizer::{Around, Passage, Tokenizer, Written};

@@ -21,7 +21,7 @@ use tokenizers::{Encoding, PostProcessor, Token};
 
 use class::{Config, Largest};
 use joints::{Joints, WHOLE};
-use place::Place;
+use place::TextPlace;
 use steps::{Steps, refused};
 
 use crate::config::parse;
@@ -105,7 +105,7 @@ impl Tokenizer {
     /// [`ModelError::TooManyBytes`], [`ModelError::TooManyTokens`] or [`ModelError::Uncut`], all with code
     /// `context_too_long`.
     pub fn encode_most(&self, written: &Written, most: usize) -> Result<Vec<u32>, ModelError> {
-        self.encode_from((written, Place::default()), usize::MAX, most).map(|(ids, _)| ids)
+        self.encode_from((written, TextPlace::default()), usize::MAX, most).map(|(ids, _)| ids)
     }
 
     /// Ids of a text from some place of a longer one on, as within that.
@@ -119,7 +119,7 @@ impl Tokenizer {
     /// Ids of a text that begins at `place`, and how many of them are of what stands before `border`.
     fn encode_from(
         &self,
-        (written, place): (&Written, Place),
+        (written, place): (&Written, TextPlace),
         border: usize,
         most: usize,
     ) -> Result<(Vec<u32>, usize), ModelError> {
@@ -167,22 +167,22 @@ impl Tokenizer {
         }
     }
 
-    fn part_ids(&self, written: &Written, range: Range<usize>, place: Place) -> Result<Vec<u32>, ModelError> {
+    fn part_ids(&self, written: &Written, range: Range<usize>, place: TextPlace) -> Result<Vec<u32>, ModelError> {
         let is_text =
             |inner: Range<usize>| written.has_text_of_messages(&(range.start + inner.start..range.start + inner.end));
         self.steps.ids(&written.text()[range.clone()], place, is_text)
     }
 
     /// Where a part begins that stands at `from` in a section from `start` on, of a text that begins at `place` itself.
-    fn place(&self, text: &str, place: Place, (start, from): (usize, usize)) -> Place {
+    fn place(&self, text: &str, place: TextPlace, (start, from): (usize, usize)) -> TextPlace {
         match text[..from].chars().next_back() {
             None => place,
-            before => Place { before, inside: from > start || start == 0 && place.inside },
+            before => TextPlace { before, inside: from > start || start == 0 && place.inside },
         }
     }
 
     /// The added tokens of a text, and what lies between them.
-    fn sections<'a>(&'a self, written: &'a Written, place: Place) -> impl Iterator<Item = Section> + 'a {
+    fn sections<'a>(&'a self, written: &'a Written, place: TextPlace) -> impl Iterator<Item = Section> + 'a {
         let (text, mut taken) = (written.text(), 0);
         let mut found = self.steps.raw.found(text, place.before, |range| written.has_text_of_messages(&range));
         let mut next = None;

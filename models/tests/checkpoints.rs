@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{
-    Checkpoint, Decoder, Generator, LocalContext, ModelConfig, ModelError, Parts, StepPart, encode_plan, step,
+    Checkpoint, Decoder, DecoderParts, Generator, LocalContext, ModelConfig, ModelError, StepPart, encode_plan, step,
 };
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use safetensors::{Dtype, tensor::TensorView};
@@ -198,7 +198,7 @@ fn wrong(decoder: &Decoder<Cpu>, run: &Run, by: (&MethodConfig, usize), new: usi
 
 fn decoder(checkpoint: &Checkpoint) -> Decoder<Cpu> {
     let options = CpuOptions { dtype: DType::F32, threads: Some(1), ..CpuOptions::default() };
-    Decoder::load(Arc::new(Cpu::new(options).unwrap()), checkpoint, Parts::All).unwrap()
+    Decoder::load(Arc::new(Cpu::new(options).unwrap()), checkpoint, DecoderParts::All).unwrap()
 }
 
 fn method(value: Value) -> MethodConfig {

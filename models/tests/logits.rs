@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, ContextKeys, Decoder, Generator, LocalContext, Parts, encode_plan};
+use asterism_models::{Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, LocalContext, encode_plan};
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use safetensors::SafeTensors;
@@ -37,7 +37,7 @@ fn prompts() -> Vec<Prompt> {
 
 fn decoder(dtype: DType) -> Decoder<Cpu> {
     let backend = Arc::new(Cpu::new(CpuOptions { dtype, ..CpuOptions::default() }).unwrap());
-    Decoder::load(backend, &Checkpoint::embedded().unwrap(), Parts::All).unwrap()
+    Decoder::load(backend, &Checkpoint::embedded().unwrap(), DecoderParts::All).unwrap()
 }
 
 /// Logits of every row in one pass, without a context.

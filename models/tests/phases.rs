@@ -17,8 +17,8 @@ use std::sync::{Arc, OnceLock};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Ask, Cpu, CpuOptions};
 use asterism_models::{
-    Answers, Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
-    ModelError, PackedRows, PartAnswer, PartAsk, PartialRows, Parts, RetainingHeads, ShardPartial, encode_plan,
+    Answers, Checkpoint, ContextAttention, ContextKeys, Decoder, DecoderParts, EncodedShard, Generator, LayerQueries,
+    LocalContext, ModelError, PackedRows, PartAnswer, PartAsk, PartialRows, RetainingHeads, ShardPartial, encode_plan,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
 use asterism_plan::{ContextView, FAN_IN, KeptShard, Method, MethodConfig, Plan, PlanRequest};
@@ -34,7 +34,7 @@ fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models")
 }
 
-fn decoder(name: &str, parts: Parts) -> Decoder<Cpu> {
+fn decoder(name: &str, parts: DecoderParts) -> Decoder<Cpu> {
     let folder = models().join(name);
     let backend = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     Decoder::load(Arc::new(backend), &Checkpoint::open(&folder).unwrap(), parts).unwrap()
@@ -42,7 +42,7 @@ fn decoder(name: &str, parts: Parts) -> Decoder<Cpu> {
 
 fn decoders() -> &'static [Decoder<Cpu>; 2] {
     static DECODERS: OnceLock<[Decoder<Cpu>; 2]> = OnceLock::new();
-    DECODERS.get_or_init(|| ["tiny-llama", "tiny-qwen2"].map(|name| decoder(name, Parts::All)))
+    DECODERS.get_or_init(|| ["tiny-llama", "tiny-qwen2"].map(|name| decoder(name, DecoderParts::All)))
 }
 
 fn dense() -> MethodConfig {
@@ -333,7 +333,7 @@ fn a_pass_stops_when_told_to() {
 #[test]
 fn a_context_host_encodes_the_same_and_has_no_head() {
     let [whole, _] = decoders();
-    let part = decoder("tiny-llama", Parts::Context);
+    let part = decoder("tiny-llama", DecoderParts::Context);
     let method = star(32, 16);
     assert_eq!(
         local(whole, &encode(&part, &method, &some_context())),

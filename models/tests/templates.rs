@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use asterism_models::{Ending, Render, RenderOptions, TemplateDate, TemplateRefusal, TemplateSource, Turn};
+use asterism_models::{ChatTurn, Ending, Render, RenderOptions, TemplateDate, TemplateRefusal, TemplateSource};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -37,8 +37,8 @@ enum Expected {
     Fails(bool),
 }
 
-fn turns(messages: &[Message]) -> Vec<Turn> {
-    let turn = |message: &Message| Turn {
+fn turns(messages: &[Message]) -> Vec<ChatTurn> {
+    let turn = |message: &Message| ChatTurn {
         speaker: serde_json::from_value(message.role.clone().into()).expect("a role"),
         text: message.content.clone(),
     };

@@ -56,7 +56,7 @@ pub fn admin_url(address: SocketAddr, tls: bool) -> String {
 
 /// What one process at a time may be for a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat<'a> {
+pub enum LockRole<'a> {
     /// Its supervisor.
     Supervisor,
     /// `up`, which starts the supervisor and this machine's hosts.
@@ -78,7 +78,7 @@ pub fn journal(data_dir: &Path) -> PathBuf {
 }
 
 /// Where who has the seat keeps the cluster file that it starts processes from.
-pub fn start_file(data_dir: &Path, seat: Seat) -> PathBuf {
+pub fn start_file(data_dir: &Path, seat: LockRole) -> PathBuf {
     path(data_dir, seat, "toml")
 }
 
@@ -110,21 +110,21 @@ pub fn look(data_dir: &Path) -> Result<(), CliError> {
 
 /// The record of the supervisor that serves the cluster now, if one does.
 pub fn running(data_dir: &Path) -> Option<ServerRecord> {
-    occupied(data_dir, Seat::Supervisor).then(|| read_record(data_dir))?
+    occupied(data_dir, LockRole::Supervisor).then(|| read_record(data_dir))?
 }
 
 /// The record of the supervisor that serves the cluster, or of the one that `up` is about to start again.
 pub fn served(data_dir: &Path) -> Option<ServerRecord> {
-    running(data_dir).or_else(|| occupied(data_dir, Seat::Up).then(|| read_record(data_dir))?)
+    running(data_dir).or_else(|| occupied(data_dir, LockRole::Up).then(|| read_record(data_dir))?)
 }
 
 /// The process of the `up` that keeps the cluster running, if one does.
 pub fn keeper(data_dir: &Path) -> Option<u32> {
-    occupied(data_dir, Seat::Up).then(|| read_pid(data_dir, Seat::Up))?
+    occupied(data_dir, LockRole::Up).then(|| read_pid(data_dir, LockRole::Up))?
 }
 
 /// Takes a seat, or says who has it.
-pub fn lock(data_dir: &Path, cluster: &str, seat: Seat) -> Result<Lock, CliError> {
+pub fn lock(data_dir: &Path, cluster: &str, seat: LockRole) -> Result<Lock, CliError> {
     private::folder(data_dir)?;
     let logs = log_folder(data_dir);
     private::make(&logs).map_err(|error| private::refused(&logs, "make", &error))?;
@@ -143,9 +143,9 @@ pub fn lock(data_dir: &Path, cluster: &str, seat: Seat) -> Result<Lock, CliError
     Err(taken(data_dir, cluster, seat))
 }
 
-fn taken(data_dir: &Path, cluster: &str, seat: Seat) -> CliError {
+fn taken(data_dir: &Path, cluster: &str, seat: LockRole) -> CliError {
     let who = read_pid(data_dir, seat).map_or("another process".into(), |pid| format!("process {pid}"));
-    if let Seat::Node(node) = seat {
+    if let LockRole::Node(node) = seat {
         let what = format!("{who} already runs the hosts of node '{node}' from data_dir {}", data_dir.display());
         return CliError::new(Exit::NotFound, what).hint("end that process first");
     }
@@ -157,7 +157,7 @@ fn taken(data_dir: &Path, cluster: &str, seat: Seat) -> CliError {
 }
 
 /// Whether a process has the seat.
-fn occupied(data_dir: &Path, seat: Seat) -> bool {
+fn occupied(data_dir: &Path, seat: LockRole) -> bool {
     File::open(path(data_dir, seat, "lock")).is_ok_and(|file| file.try_lock_shared().is_err())
 }
 
@@ -216,19 +216,19 @@ struct Holder {
 }
 
 fn read_record(data_dir: &Path) -> Option<ServerRecord> {
-    serde_json::from_slice(&fs::read(path(data_dir, Seat::Supervisor, "json")).ok()?).ok()
+    serde_json::from_slice(&fs::read(path(data_dir, LockRole::Supervisor, "json")).ok()?).ok()
 }
 
-fn read_pid(data_dir: &Path, seat: Seat) -> Option<u32> {
+fn read_pid(data_dir: &Path, seat: LockRole) -> Option<u32> {
     let holder: Holder = serde_json::from_slice(&fs::read(path(data_dir, seat, "json")).ok()?).ok()?;
     Some(holder.pid)
 }
 
-fn path(data_dir: &Path, seat: Seat, kind: &str) -> PathBuf {
+fn path(data_dir: &Path, seat: LockRole, kind: &str) -> PathBuf {
     data_dir.join(match seat {
-        Seat::Supervisor => format!("supervisor.{kind}"),
-        Seat::Up => format!("up.{kind}"),
-        Seat::Node(node) => format!("node-{node}.{kind}"),
+        LockRole::Supervisor => format!("supervisor.{kind}"),
+        LockRole::Up => format!("up.{kind}"),
+        LockRole::Node(node) => format!("node-{node}.{kind}"),
     })
 }
 
@@ -249,22 +249,22 @@ mod tests {
             api_tls: false,
             listen: "127.0.0.1:7400".parse().unwrap(),
         };
-        let held = lock(&data_dir, "north", Seat::Supervisor).unwrap();
+        let held = lock(&data_dir, "north", LockRole::Supervisor).unwrap();
         held.publish(&record).unwrap();
         assert_eq!(running(&data_dir), Some(record));
-        let refused = lock(&data_dir, "north", Seat::Supervisor).unwrap_err();
+        let refused = lock(&data_dir, "north", LockRole::Supervisor).unwrap_err();
         assert_eq!(refused.exit, Exit::NotFound);
         assert!(refused.message.contains("process 7 (admin API http://127.0.0.1:7401)"), "{}", refused.message);
         drop(held);
         assert_eq!(running(&data_dir), None);
-        lock(&data_dir, "north", Seat::Supervisor).unwrap();
+        lock(&data_dir, "north", LockRole::Supervisor).unwrap();
     }
 
     #[test]
     fn a_killed_supervisor_is_still_served_while_up_lives() {
         let folder = tempfile::tempdir().unwrap();
         let data_dir = folder.path();
-        let up = lock(data_dir, "north", Seat::Up).unwrap();
+        let up = lock(data_dir, "north", LockRole::Up).unwrap();
         up.publish_pid().unwrap();
         assert_eq!((keeper(data_dir), served(data_dir)), (Some(std::process::id()), None));
         let record = ServerRecord {
@@ -276,7 +276,7 @@ mod tests {
             listen: "127.0.0.1:7400".parse().unwrap(),
         };
         // What a killed process leaves: its record, and a lock that nobody holds.
-        fs::write(path(data_dir, Seat::Supervisor, "json"), serde_json::to_vec(&record).unwrap()).unwrap();
+        fs::write(path(data_dir, LockRole::Supervisor, "json"), serde_json::to_vec(&record).unwrap()).unwrap();
         assert_eq!((running(data_dir), served(data_dir)), (None, Some(record)));
         drop(up);
         assert_eq!((keeper(data_dir), served(data_dir)), (None, None));

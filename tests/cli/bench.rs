@@ -8,8 +8,8 @@ use super::{Place, SMALL};
 fn asked(place: &Place, arguments: &[&str]) -> (Option<i32>, Vec<Value>) {
     let output = place.run(arguments);
     let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter().collect::<Result<_, _>>();
-    let said = String::from_utf8_lossy(&output.stderr);
-    (output.status.code(), values.unwrap_or_else(|error| panic!("{error}: {said}")))
+    let printed = String::from_utf8_lossy(&output.stderr);
+    (output.status.code(), values.unwrap_or_else(|error| panic!("{error}: {printed}")))
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -131,7 +131,7 @@ fn attention_is_compared_with_the_reference_and_timed() {
 #[test]
 fn what_cannot_be_timed_is_refused_before_anything_is() {
     let place = Place::new(SMALL);
-    let said = [
+    let printed = [
         place.says(&["bench", "prefill", "--methods", "dense,star", "--block-size", "1k"]),
         place.says(&["bench", "prefill", "--methods", "dense,comet"]),
         place.says(&["bench", "prefill", "--tokens", "64,1"]),
@@ -141,5 +141,5 @@ fn what_cannot_be_timed_is_refused_before_anything_is() {
         place.says(&["bench", "attention", "--tokens", "32m"]),
         place.says(&["bench", "attention", "--rows", "0"]),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(printed.join("\n"));
 }

@@ -39,8 +39,8 @@ fn methods_whose_sizes_make_no_plan() {
         "pulsar:positions=contiguous:shared_prefix=true",
         "star:balanced=true:block_tokens=500",
     ];
-    let said: Vec<_> = methods.iter().map(|method| format!("{method}\n{}", plan(method))).collect();
-    insta::assert_snapshot!(said.join("\n"));
+    let printed: Vec<_> = methods.iter().map(|method| format!("{method}\n{}", plan(method))).collect();
+    insta::assert_snapshot!(printed.join("\n"));
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn what_no_host_can_hold_is_refused_before_anything_starts() {
     let full = tight(&[("context-0", "memory_limit = \"32MiB\""), ("context-1", "memory_limit = \"40MiB\"")]);
     let roomy = tight(&[("context-0", "memory_limit = \"64MiB\""), ("context-1", "labels = { rack = \"a\" }")]);
     let query = tight(&[("query-0", "memory_limit = \"16MiB\"")]);
-    let said = [
+    let printed = [
         plan(&full, &[]),
         plan(&roomy, &[]),
         plan(&roomy, &["--host-label", "rack=a"]),
         plan(&roomy, &["--host-label", "rack=b", "--placement", "pack"]),
         plan(&query, &[]),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(printed.join("\n"));
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn a_calibrated_machine_tells_times() {
 fn a_calibration_that_could_not_be_kept_is_not_made() {
     let place = Place::new(&SMALL.replace("data_dir = \"data\"", "data_dir = \"cluster.toml/data\""));
     let refused = place.run(&["bench", "calibrate"]);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("cannot write to data_dir") && !said.contains("loading the model"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("cannot write to data_dir") && !printed.contains("loading the model"), "{printed}");
 }
 
 #[test]

@@ -16,8 +16,8 @@ fn a_session_of_the_default_method_answers_the_same_whoever_dies() {
     let filler = |town: usize| format!("The road to town {town} is long and the river beside it is slow. ");
     fs::write(cluster.folder().join("document.txt"), (0..300).map(filler).collect::<String>()).expect("written");
     let made = cluster.run(&["session", "create", "--context", "document.txt", "--name", "book", "-o", "json"]);
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert_eq!(made.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(made.status.code(), Some(0), "{printed}");
     let session: Value = serde_json::from_slice(&made.stdout).expect("JSON");
     assert_eq!(session["method"], "pulsar", "{session:#}");
     let question = "Tell what is said about the road and the river, and about all that is slow.";
@@ -39,9 +39,9 @@ fn a_session_of_the_default_method_answers_the_same_whoever_dies() {
         let pid = if host == "supervisor" { cluster.supervisor() } else { cluster.pid(host) };
         signal("-KILL", pid);
         let output = client.wait_with_output().expect("its end");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{host} {generating}: {said}");
-        assert_eq!(answer(&output.stdout), tokens, "{host} {generating}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{host} {generating}: {printed}");
+        assert_eq!(answer(&output.stdout), tokens, "{host} {generating}: {printed}");
     }
 }
 
@@ -52,13 +52,13 @@ fn ids(tokens: usize) -> Vec<u32> {
 
 /// The answer to what is sent, asked again while the supervisor is away.
 fn posted(cluster: &Cluster, path: &str, body: &Value) -> Value {
-    let mut said = None;
+    let mut printed = None;
     super::eventually("an answer", || {
         let sent = ureq::post(format!("{}{path}", cluster.server())).send_json(body);
-        said = sent.ok().and_then(|answer| answer.into_body().read_json().ok());
-        said.is_some()
+        printed = sent.ok().and_then(|answer| answer.into_body().read_json().ok());
+        printed.is_some()
     });
-    said.expect("it was heard")
+    printed.expect("it was heard")
 }
 
 fn shown(cluster: &Cluster, name: &str) -> Option<Value> {

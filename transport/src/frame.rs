@@ -73,14 +73,14 @@ pub struct Frame {
     /// Raw tensor bytes; may be empty.
     pub payload: Bytes,
     /// What goes along as it is, over a channel whose sender [hands over](crate::FrameSender::hands_over).
-    pub handed: Option<Handed>,
+    pub handed: Option<LocalValue>,
 }
 
 /// A value that stays in its process, such as tensors on a device.
 #[derive(Clone)]
-pub struct Handed(Arc<dyn Any + Send + Sync>);
+pub struct LocalValue(Arc<dyn Any + Send + Sync>);
 
-impl Handed {
+impl LocalValue {
     /// Takes a value to hand over.
     pub fn new<T: Any + Send + Sync>(value: T) -> Self {
         Self(Arc::new(value))
@@ -92,7 +92,7 @@ impl Handed {
     }
 }
 
-impl fmt::Debug for Handed {
+impl fmt::Debug for LocalValue {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Handed")
     }
@@ -106,7 +106,7 @@ impl Frame {
 
     /// The frame, with a value that goes along.
     #[must_use]
-    pub fn handing(self, value: Handed) -> Self {
+    pub fn handing(self, value: LocalValue) -> Self {
         Self { handed: Some(value), ..self }
     }
 

@@ -26,7 +26,7 @@ pub use crate::{
 };
 pub use error::TransportError;
 pub use frame::{
-    Frame, FrameError, FrameHeader, FrameKind, Handed, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
+    Frame, FrameError, FrameHeader, FrameKind, LocalValue, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
     PROTOCOL_VERSION, PayloadType, codec,
 };
 pub use link::measure;

@@ -32,14 +32,14 @@ use side::{Connection, Side};
 /// Channels opened but not yet accepted before `open` waits.
 const CHANNELS_IN_FLIGHT: usize = 256;
 /// Links connected but not yet accepted before `connect` waits.
-const LINKS_IN_FLIGHT: usize = 256;
+const LOCAL_LINKS_IN_FLIGHT: usize = 256;
 const FIRST_PORT: u16 = 49152;
 pub(crate) const TRANSPORT_CLOSED: &str = "the transport was closed";
 
 /// An address space shared by the transports of one process. Clones are the same network; separate networks never meet.
 #[derive(Clone, Default)]
 pub struct LocalNetwork {
-    endpoints: Arc<Mutex<HashMap<SocketAddr, Arc<Endpoint>>>>,
+    endpoints: Arc<Mutex<HashMap<SocketAddr, Arc<LocalEndpoint>>>>,
     links: Arc<AtomicU64>,
     /// Drawn at random: no other network has it, in this process or another.
     name: Name,
@@ -79,9 +79,9 @@ impl LocalNetwork {
         } else if endpoints.contains_key(&address) {
             return Err(in_use("the address is in use"));
         }
-        let (sender, receiver) = mpsc::channel(LINKS_IN_FLIGHT);
+        let (sender, receiver) = mpsc::channel(LOCAL_LINKS_IN_FLIGHT);
         let (sides, closed, member) = Default::default();
-        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides, closed, member });
+        let endpoint = Arc::new(LocalEndpoint { address, observer, incoming: sender, sides, closed, member });
         endpoints.insert(address, endpoint.clone());
         Ok(LocalTransport { network: self.clone(), endpoint, incoming: AsyncMutex::new(receiver) })
     }
@@ -90,7 +90,7 @@ impl LocalNetwork {
 /// One address of a [`LocalNetwork`]. Dropping it closes it.
 pub struct LocalTransport {
     network: LocalNetwork,
-    endpoint: Arc<Endpoint>,
+    endpoint: Arc<LocalEndpoint>,
     incoming: AsyncMutex<mpsc::Receiver<Arc<LocalLink>>>,
 }
 
@@ -189,7 +189,7 @@ impl Drop for LocalTransport {
 }
 
 /// What others see of a transport.
-struct Endpoint {
+struct LocalEndpoint {
     address: SocketAddr,
     observer: Arc<dyn Observer>,
     incoming: mpsc::Sender<Arc<LocalLink>>,
@@ -198,7 +198,7 @@ struct Endpoint {
     member: OnceLock<Member>,
 }
 
-impl Endpoint {
+impl LocalEndpoint {
     async fn closed(&self) {
         self.closed.wait_for(|closed| *closed).await;
     }

@@ -28,19 +28,19 @@ use quinn::{ClientConfig, Connecting, Connection, Endpoint, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use crate::{Link, Observer, PROTOCOL_VERSION, Transport, TransportError, certificates::CLUSTER_DNS_NAME};
-use admission::{HalfOpen, Limits, Reception};
+use admission::{AdmissionGuard, HalfOpen, Limits};
 use cause::TRANSPORT_CLOSED;
 pub use config::{QuicConfig, Security};
 use lanes::Lanes;
 pub use lanes::MOST_LANES;
 use link::QuicLink;
-use settings::{Rejected, Settings};
-use trust::{Known, Revoked, Trust};
+use settings::{HandshakeSettings, Rejected};
+use trust::{KnownPeer, Revoked, Trust};
 pub use tuning::SOCKET_QUEUE;
 use tuning::socket::Socket;
 
 /// Links that have shaken hands but wait for `accept`.
-const LINKS_IN_FLIGHT: usize = 256;
+const QUIC_LINKS_IN_FLIGHT: usize = 256;
 /// Handshakes under way at once. A source has as many as a machine has hosts.
 const HANDSHAKES: Limits = Limits { by_source: 64, in_all: 256 };
 
@@ -48,7 +48,7 @@ const HANDSHAKES: Limits = Limits { by_source: 64, in_all: 256 };
 pub struct QuicTransport {
     endpoint: Endpoint,
     address: SocketAddr,
-    settings: Arc<Settings>,
+    settings: Arc<HandshakeSettings>,
     accepted: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
 }
 
@@ -68,7 +68,7 @@ impl QuicTransport {
         let endpoint = Endpoint::new_with_abstract_socket(tuning::endpoint(), Some(server), socket, runtime);
         let endpoint = endpoint.map_err(failed)?;
         let QuicConfig { connect_timeout, idle_timeout, .. } = config;
-        let settings = Arc::new(Settings {
+        let settings = Arc::new(HandshakeSettings {
             paths,
             trust: RwLock::new(trust),
             connect_timeout,
@@ -76,12 +76,12 @@ impl QuicTransport {
             buffers: Arc::default(),
             lanes,
             observer,
-            vouched: vouch::Desk::default(),
-            reception: Reception::new(HANDSHAKES),
+            vouched: vouch::VouchService::default(),
+            reception: AdmissionGuard::new(HANDSHAKES),
             revoked: Revoked::default(),
         });
         joining::accept(&settings);
-        let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
+        let (sender, accepted) = mpsc::channel(QUIC_LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
     }
@@ -135,7 +135,7 @@ impl QuicTransport {
         address: SocketAddr,
         trust: &Trust,
         client: &ClientConfig,
-    ) -> Result<(Connection, Option<Known>), TransportError> {
+    ) -> Result<(Connection, Option<KnownPeer>), TransportError> {
         let client = client.clone();
         let connecting =
             self.endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| match error {
@@ -190,7 +190,7 @@ impl Drop for QuicTransport {
 }
 
 /// Shakes hands with several peers at once, so that a slow one delays no other.
-async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sender<Arc<dyn Link>>) {
+async fn listen(endpoint: Endpoint, settings: Arc<HandshakeSettings>, accepted: mpsc::Sender<Arc<dyn Link>>) {
     while let Some(incoming) = endpoint.accept().await {
         let peer = incoming.remote_address();
         let Some(coming) = settings.receive(incoming) else { continue };
@@ -207,7 +207,10 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
 }
 
 /// A link; none where the connection is to vouch for one of another transport.
-async fn welcome(coming: (Connecting, HalfOpen), settings: &Arc<Settings>) -> Result<Option<Arc<dyn Link>>, Rejected> {
+async fn welcome(
+    coming: (Connecting, HalfOpen),
+    settings: &Arc<HandshakeSettings>,
+) -> Result<Option<Arc<dyn Link>>, Rejected> {
     let (connection, peer) = settings.shaken(coming).await?;
     if vouch::is_asked_of(&connection) {
         settings.vouched.hand_over(connection, peer).await;
@@ -216,8 +219,8 @@ async fn welcome(coming: (Connecting, HalfOpen), settings: &Arc<Settings>) -> Re
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
     let link = QuicLink::new(connection, peer, settings);
-    let said = [&PROTOCOL_VERSION.to_le_bytes()[..], &settings.lanes.announce(&link.peer)].concat();
+    let stated = [&PROTOCOL_VERSION.to_le_bytes()[..], &settings.lanes.announce(&link.peer)].concat();
     // A lost connection shows in the link's first use.
-    let _ = greeting.write_all(&said).await;
+    let _ = greeting.write_all(&stated).await;
     Ok(Some(Arc::new(link)))
 }

@@ -33,7 +33,7 @@ pub use draw::Draw;
 
 pub use faults::{Fault, FaultKind, Faults, SimConfig};
 use link::SimLink;
-use pair::{Connection, Pair, Shared};
+use pair::{Pair, Shared, SimConnection};
 
 /// An address space shared by the transports of one process, with faults between them. Clones are the same network.
 #[derive(Clone)]
@@ -166,12 +166,12 @@ impl SimTransport {
     }
 
     /// The connection over `inner`, made by the side that asks first. `ends`: who connected, and to whom.
-    fn connection(&self, inner: &LocalLink, ends: [SocketAddr; 2]) -> Arc<Connection> {
+    fn connection(&self, inner: &LocalLink, ends: [SocketAddr; 2]) -> Arc<SimConnection> {
         let mut half_taken = lock(&self.network.half_taken);
         if let Some(connection) = half_taken.remove(&inner.number()) {
             return connection;
         }
-        let connection = Connection::new(&self.network, ends);
+        let connection = SimConnection::new(&self.network, ends);
         half_taken.insert(inner.number(), connection.clone());
         connection
     }

@@ -3,7 +3,7 @@
 //! Who the peer is, that it lives, and why it closes is known from a QUIC connection beside each link: over it both sides say
 //! where their UCX workers are and give each other a token, which every message of the link must carry. UCX itself encrypts
 //! nothing, and whoever reaches a port of its TCP can end the process: bytes from anybody are taken for a peer's messages before
-//! any of this is looked at. [`MEMORY`] has no ports; give it others on networks that nobody else reaches.
+//! any of this is looked at. [`SHARED_MEMORY`] has no ports; give it others on networks that nobody else reaches.
 //!
 //! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `found`, `drive` and `gate`.
 
@@ -27,7 +27,7 @@ use futures_util::future::BoxFuture;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use crate::ucx::table::ailing::Ailing;
+use crate::ucx::table::failing::FailingPeers;
 use crate::{
     Link, Observer, Transport, TransportError,
     frame::buffers::Buffers,
@@ -37,21 +37,21 @@ use crate::{
 };
 pub use config::UcxConfig;
 use context::Context;
-use core::{Core, Met};
-use endpoint::{Endpoint, Failure};
+use core::{Core, LinkStart};
+use endpoint::{Failure, UcxEndpoint};
 use hello::Hello;
 use link::UcxLink;
 use message::{Addressee, TOKEN_BYTES};
 use table::Table;
-use windows::{Holding, Windows};
+use windows::{HeldBytes, Windows};
 use worker::{Worker, drive};
 
 /// UCX's name for memory that processes of one user share. It listens to nobody: files and signals are the user's own, and other
 /// users may wake a process at most.
-pub const MEMORY: &str = "posix";
+pub const SHARED_MEMORY: &str = "posix";
 
 /// Links that have met but wait for `accept`.
-const LINKS_IN_FLIGHT: usize = 256;
+const UCX_LINKS_IN_FLIGHT: usize = 256;
 
 /// UCX beside a QUIC transport, whose addresses and certificates it shares. Dropping it closes it, not the QUIC transport.
 pub struct UcxTransport {
@@ -66,9 +66,9 @@ struct Shared {
     version: String,
     worker: Arc<Worker>,
     table: Arc<Table>,
-    ailing: Ailing,
+    ailing: FailingPeers,
     buffers: Arc<Buffers>,
-    holding: Arc<Holding>,
+    holding: Arc<HeldBytes>,
     random: SystemRandom,
     closed: Arc<Signal<bool>>,
 }
@@ -91,12 +91,12 @@ impl UcxTransport {
         })?;
         tokio::spawn(driving);
         let (version, random, buffers) = (context::version(), SystemRandom::new(), Arc::default());
-        let holding = Holding::new(config.most_held);
-        let ailing = Ailing::default();
+        let holding = HeldBytes::new(config.most_held);
+        let ailing = FailingPeers::default();
         let shared =
             Shared { quic, config, observer, version, worker, table, ailing, buffers, holding, random, closed };
         let shared = Arc::new(shared);
-        let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
+        let (sender, accepted) = mpsc::channel(UCX_LINKS_IN_FLIGHT);
         tokio::spawn(listen(shared.clone(), vouched, sender));
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
     }
@@ -134,8 +134,8 @@ impl UcxTransport {
                 let vouched = shared.quic.connect_vouched(address).await?;
                 let lost = |error| cause::of_handshake(error, address);
                 let (mut send, mut receive) = vouched.connection.open_bi().await.map_err(lost)?;
-                hello::say(&mut send, &shared.hello(own), address).await?;
-                let theirs = hello::hear(&mut receive, address).await?;
+                hello::send_hello(&mut send, &shared.hello(own), address).await?;
+                let theirs = hello::receive_hello(&mut receive, address).await?;
                 shared.meet(vouched, own, theirs, true)
             })
             .await?;
@@ -168,19 +168,27 @@ impl Shared {
         own: Addressee,
         theirs: Hello,
         connected: bool,
-    ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::Shared>>), TransportError> {
+    ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::SharedChannel>>), TransportError> {
         let Vouched { connection, known } = vouched;
         let (member, serial) = known.map(|known| (known.member, known.serial)).unzip();
         let peer = connection.remote_address();
         theirs.check(&self.version, self.config.place(), peer)?;
         let failure = Arc::new(Failure::default());
-        let endpoint = Endpoint::new(&self.worker, &theirs.worker, failure.clone())
+        let endpoint = UcxEndpoint::new(&self.worker, &theirs.worker, failure.clone())
             .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
         // Neither side holds more for the other than it would have the other hold.
         let windows = Windows::new(theirs.window.min(self.config.receive_window).into(), self.holding.clone());
         let shares_memory = self.config.place().is_shared_with(theirs.place);
-        let met =
-            Met { theirs: theirs.addressee, windows, connected, connection, member, endpoint, shares_memory, failure };
+        let met = LinkStart {
+            theirs: theirs.addressee,
+            windows,
+            connected,
+            connection,
+            member,
+            endpoint,
+            shares_memory,
+            failure,
+        };
         let (core, accepted) = Core::new(met, self.observer.clone(), self.buffers.clone());
         self.table.insert(own, &core);
         serial.iter().for_each(|serial| self.quic.watch_revoked(serial, &core));
@@ -208,11 +216,11 @@ impl Shared {
             .in_time(peer, async {
                 let lost = |error| cause::of_handshake(error, peer);
                 let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
-                let theirs = hello::hear(&mut receive, peer).await?;
-                let said = self.hello(own);
+                let theirs = hello::receive_hello(&mut receive, peer).await?;
+                let stated = self.hello(own);
                 if let Err(error) = theirs.check(&self.version, self.config.place(), peer) {
                     // The peer refuses it as well, with words of its own.
-                    hello::say(&mut send, &said, peer).await?;
+                    hello::send_hello(&mut send, &stated, peer).await?;
                     connection.closed().await;
                     return Err(error);
                 }
@@ -221,9 +229,9 @@ impl Shared {
             })
             .await?;
         let link = UcxLink::new(core.clone(), accepted);
-        let said = hello::say(&mut send, &self.hello(own), peer).await;
+        let stated = hello::send_hello(&mut send, &self.hello(own), peer).await;
         // The peer speaks first, once it can be spoken to.
-        let reached = match said {
+        let reached = match stated {
             Ok(()) => core.reached(self.config.connect_timeout).await,
             Err(error) => Err(error),
         };

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
-use asterism_transport::{FrameError, Handed};
+use asterism_transport::{FrameError, LocalValue};
 use common::{Rig, channel, frame, pair, receive, send, within};
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn hands_over_within_a_process(rig: impl Rig, hands_over: bool) {
     let pair = pair(&rig).await;
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
     let value = Arc::new(AtomicUsize::new(7));
-    let sent = within(near.sender.send(frame(1, 9, 8).handing(Handed::new(value.clone())))).await;
+    let sent = within(near.sender.send(frame(1, 9, 8).handing(LocalValue::new(value.clone())))).await;
     assert_eq!(near.sender.hands_over(), hands_over);
     if hands_over {
         sent.expect("it is in this process");

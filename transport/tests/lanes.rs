@@ -26,7 +26,7 @@ impl Observer for Told {
 
 impl Told {
     async fn wait(&self, lanes: usize) {
-        within(self.0.subscribe().wait_for(|told| *told == lanes)).await.expect("self lives");
+        within(self.0.subscribe().wait_for(|reported| *reported == lanes)).await.expect("self lives");
     }
 }
 
@@ -39,16 +39,16 @@ struct Pair {
 
 /// Two transports with so many lanes, a link with those of them that both have, and a channel.
 async fn pair(security: [Security; 2], lanes: [usize; 2]) -> Pair {
-    let told = [(); 2].map(|()| Arc::new(Told::default()));
-    let mut transports = security.into_iter().zip(lanes).zip(&told).map(|((security, lanes), told)| {
+    let reported = [(); 2].map(|()| Arc::new(Told::default()));
+    let mut transports = security.into_iter().zip(lanes).zip(&reported).map(|((security, lanes), reported)| {
         // Small windows: a part needs many.
         let config = QuicConfig { lanes, receive_window: 1 << 20, ..QuicConfig::new(loopback(), security) };
-        Arc::new(QuicTransport::bind(config, told.clone()).expect("loopback has free ports")) as Arc<dyn Transport>
+        Arc::new(QuicTransport::bind(config, reported.clone()).expect("loopback has free ports")) as Arc<dyn Transport>
     });
     let [near, far] = [(); 2].map(|()| transports.next().expect("two"));
     let (near_link, far_link) = meet(&near, &far).await;
-    for told in told {
-        told.wait(lanes[0].min(lanes[1])).await;
+    for reported in reported {
+        reported.wait(lanes[0].min(lanes[1])).await;
     }
     let (near_end, far_end) = channel(&near_link, &far_link).await;
     Pair { _transports: [near, far], links: [near_link, far_link], channels: [near_end, far_end] }

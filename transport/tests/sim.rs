@@ -244,9 +244,9 @@ async fn a_close_is_not_heard_across_a_partition() {
     }
     assert!(tokio::time::timeout(ms(10), world.far_link.open()).await.is_ok(), "the far side thinks it is up");
     world.heal();
-    let said = |reason: &str| TransportError::Closed { peer: world.near.local_address(), reason: reason.into() };
-    assert_eq!(within(world.far_link.closed()).await, said("enough"));
-    assert_eq!(within(second_far.closed()).await, said("the peer dropped the link"));
+    let printed = |reason: &str| TransportError::Closed { peer: world.near.local_address(), reason: reason.into() };
+    assert_eq!(within(world.far_link.closed()).await, printed("enough"));
+    assert_eq!(within(second_far.closed()).await, printed("the peer dropped the link"));
 
     let (_near_link, far_link) = meet(&world.near, &world.far).await;
     world.partition();

@@ -47,8 +47,8 @@ async fn one_quic_transport_vouches_for_one_of_ucx() {
     let quic = quic(Security::Insecure);
     let first = UcxTransport::bind(over("tcp"), quic.clone(), Arc::new(NoObserver)).expect("every host has TCP");
     let again = || UcxTransport::bind(over("tcp"), quic.clone(), Arc::new(NoObserver));
-    let said = again().err().expect("there is one").to_string();
-    assert!(said.contains("another UCX transport"), "{said}");
+    let printed = again().err().expect("there is one").to_string();
+    assert!(printed.contains("another UCX transport"), "{printed}");
     drop(first);
     // The task that took the peers ends with its transport, a moment later.
     within(async {

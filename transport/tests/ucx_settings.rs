@@ -32,8 +32,8 @@ fn refusal(config: UcxConfig) -> String {
 #[tokio::test]
 async fn an_interface_that_is_not_there_is_named() {
     let interfaces = vec!["lo".into(), "nowhere7".into()];
-    let said = refusal(UcxConfig { interfaces, ..over("tcp") });
-    assert!(said.contains("no network interface \"nowhere7\"") && said.contains("use some of"), "{said}");
+    let printed = refusal(UcxConfig { interfaces, ..over("tcp") });
+    assert!(printed.contains("no network interface \"nowhere7\"") && printed.contains("use some of"), "{printed}");
 }
 
 #[tokio::test]
@@ -64,28 +64,28 @@ fn a_terminal_that_closes_ends_the_program() {
 
 #[tokio::test]
 async fn a_transport_that_is_none_is_named() {
-    let said = refusal(over("shm,tpc"));
-    assert!(said.contains("\"tpc\" of UCX_TLS=\"shm,tpc\" is no transport"), "{said}");
+    let printed = refusal(over("shm,tpc"));
+    assert!(printed.contains("\"tpc\" of UCX_TLS=\"shm,tpc\" is no transport"), "{printed}");
 }
 
 #[tokio::test]
 async fn a_transport_that_is_not_built_in_is_named() {
-    let said = refusal(over("cuda_copy"));
-    assert!(said.contains("no transport of \"cuda_copy\" works over every interface"), "{said}");
+    let printed = refusal(over("cuda_copy"));
+    assert!(printed.contains("no transport of \"cuda_copy\" works over every interface"), "{printed}");
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
         return;
     }
     // With InfiniBand built in, or without; a limit of locked memory that is too low for it is looked at first.
-    let said = refusal(over("rc"));
+    let printed = refusal(over("rc"));
     let causes = ["no transport of \"rc\" works over every interface", "transport rc needs"];
-    assert!(causes.iter().any(|cause| said.contains(cause)), "{said}");
+    assert!(causes.iter().any(|cause| printed.contains(cause)), "{printed}");
 }
 
 #[tokio::test]
 async fn a_setting_that_is_wrong_is_named() {
     for (name, value) in [("RNDV_THRESH", "many"), ("NO_SUCH_SETTING", "1")] {
-        let said = refusal(UcxConfig { settings: vec![(name.into(), value.into())], ..over("tcp") });
-        assert!(said.contains(&format!("UCX_{name}={value:?}")), "{said}");
+        let printed = refusal(UcxConfig { settings: vec![(name.into(), value.into())], ..over("tcp") });
+        assert!(printed.contains(&format!("UCX_{name}={value:?}")), "{printed}");
     }
 }
 
@@ -95,8 +95,8 @@ const LITTLE: &str = "mount -t tmpfs -o size=17m none /dev/shm && exec \"$0\" \"
 #[tokio::test]
 #[ignore = "it needs little shared memory; another starts it"]
 async fn too_little_shared_memory() {
-    let said = refusal(over("posix"));
-    assert!(said.contains("its worker cannot be made") && said.contains("/dev/shm"), "{said}");
+    let printed = refusal(over("posix"));
+    assert!(printed.contains("its worker cannot be made") && printed.contains("/dev/shm"), "{printed}");
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn shared_memory_that_fills_up_meanwhile_is_named() {
     }
     let mut child = apart(&std::env::current_exe().expect("a test is a program"));
     let output = child.args(["--ignored", "--exact", "too_little_shared_memory"]).output().expect("it ran above");
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    assert!(output.status.success() && said.contains("1 passed"), "{:?}: {said}", output.status);
+    let printed = [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned()).concat();
+    assert!(output.status.success() && printed.contains("1 passed"), "{:?}: {printed}", output.status);
 }
 
 /// A QUIC endpoint that takes links of frames, and vouches for those of UCX by the words of another version.

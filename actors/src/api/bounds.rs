@@ -9,7 +9,7 @@ const NAME_LENGTH: usize = 64;
 /// What ids that were drawn begin with, by a client or for it: nobody guesses them, and no two are the same.
 const DRAWN_ID: &str = "job-";
 /// Longest time that a request may ask for.
-pub const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+pub const LONGEST_REQUEST_TIME: Duration = Duration::from_secs(365 * 86_400);
 /// Shortest such time but none, in seconds.
 pub const SHORTEST_S: f64 = 0.001;
 /// Most labels of a job, and of the hosts that it asks for.
@@ -19,7 +19,7 @@ const STOPS: (usize, usize) = (16, 512);
 /// Most tokens that are told beside each token of an answer.
 pub const TOP_LOGPROBS: u32 = 20;
 /// Characters of a refused text that its refusal repeats.
-const SHOWN: usize = 80;
+const SHOWN_CHARACTERS: usize = 80;
 
 /// A name of a job, session, host or label.
 ///
@@ -126,7 +126,7 @@ pub fn logprobs(wanted: Option<u32>) -> Result<(), JobError> {
 /// # Errors
 /// [`JobError::Invalid`] unless it is a millisecond to a year.
 pub fn seconds(param: &'static str, seconds: f64) -> Result<Duration, JobError> {
-    let (least, most) = (SHORTEST_S, LONGEST.as_secs_f64());
+    let (least, most) = (SHORTEST_S, LONGEST_REQUEST_TIME.as_secs_f64());
     if (least..=most).contains(&seconds) {
         return Ok(Duration::from_secs_f64(seconds));
     }
@@ -143,8 +143,8 @@ pub fn seconds_or_none(param: &'static str, value: f64) -> Result<Duration, JobE
 
 /// The beginning of a text that was refused, without characters that a terminal would obey.
 pub fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
-    if text.chars().nth(SHOWN).is_some() {
+    let mut shown: String = text.chars().take(SHOWN_CHARACTERS).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN_CHARACTERS).is_some() {
         shown.push_str("...");
     }
     shown

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::news::News;
+use crate::cluster_event::ClusterEventKind;
 
 /// Something that happened. One JSON object on the admin API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,7 +17,7 @@ pub struct ClusterEvent {
     pub time: f64,
     /// What.
     #[serde(flatten)]
-    pub news: News,
+    pub update: ClusterEventKind,
 }
 
 /// Names an event: the life of the supervisor in which it happened, and which it was of those. As text `LIFE-NUMBER`.
@@ -70,28 +70,29 @@ mod tests {
     use super::*;
     use crate::{
         api::{JobState, Timings},
-        news::JobName,
+        cluster_event::JobName,
     };
 
     #[test]
     fn an_event_is_one_flat_object_and_reads_back() {
         let job = JobName { id: "j".into(), number: 3 };
-        let news = News::JobEnded {
+        let update = ClusterEventKind::JobEnded {
             job,
             state: JobState::Failed,
             code: Some("timeout".into()),
             tokens: 4,
             timings: Timings::default(),
         };
-        let event = ClusterEvent { id: EventId { life: 255, number: 7 }, time: 1.5, news };
+        let event = ClusterEvent { id: EventId { life: 255, number: 7 }, time: 1.5, update };
         let value = serde_json::to_value(&event).expect("plain values");
         let shown = ["id", "event", "job", "state", "code"].map(|name| value[name].as_str().expect("text"));
         assert_eq!(shown, ["ff-7", "job_ended", "j", "FAILED", "timeout"]);
         assert_eq!(serde_json::from_value::<ClusterEvent>(value).expect("the same"), event);
-        let moved = News::ShardsMoved { context: 1, shards: 2, took: std::time::Duration::from_millis(1500) };
+        let moved =
+            ClusterEventKind::ShardsMoved { context: 1, shards: 2, took: std::time::Duration::from_millis(1500) };
         let value = serde_json::to_value(&moved).expect("plain values");
         assert_eq!(value, serde_json::json!({"event": "shards_moved", "context": 1, "shards": 2, "took_s": 1.5}));
-        assert_eq!(serde_json::from_value::<News>(value).expect("the same"), moved);
+        assert_eq!(serde_json::from_value::<ClusterEventKind>(value).expect("the same"), moved);
     }
 
     #[test]

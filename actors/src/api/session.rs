@@ -36,7 +36,7 @@ pub struct SessionRequest {
     pub template_date: Option<TemplateDate>,
     /// Seconds until it ends by itself; absent: the cluster's default.
     #[serde(default)]
-    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST_REQUEST_TIME.as_secs_f64()))]
     pub ttl_s: Option<f64>,
     /// Which hosts its shards may go to.
     #[serde(default)]

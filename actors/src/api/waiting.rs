@@ -134,7 +134,7 @@ mod tests {
         let drained = AwaitedHost { scheduling: Scheduling::Draining, ..host(0, HostHealth::Ready) };
         let dead = AwaitedHost { cause: Some("exit 2".into()), ..host(1, HostHealth::Dead) };
         let memory = Waiting::Memory { hosts: vec!["c0".into()], needed_bytes: 3 << 20, free_bytes: 1 << 19 };
-        let said = [
+        let stated = [
             Waiting::Hosts { hosts: starting(1) },
             Waiting::Hosts { hosts: starting(5) },
             Waiting::Hosts { hosts: vec![drained, dead] },
@@ -152,6 +152,6 @@ mod tests {
             "waiting for memory on c0: 3.0 MiB needed, 0.5 MiB free",
             "waiting for session moby: encoding",
         ];
-        assert_eq!(said.map(|waiting| waiting.to_string()), expected);
+        assert_eq!(stated.map(|waiting| waiting.to_string()), expected);
     }
 }

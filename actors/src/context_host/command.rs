@@ -6,7 +6,7 @@ use crate::messages::{EncodeShards, Encoded, HostCommand, HostMessage};
 
 /// What happens to a context host.
 #[derive(Debug)]
-pub enum Event {
+pub enum ContextHostEvent {
     /// The supervisor wants something.
     Command(HostCommand),
     /// The encoder finished a layer.
@@ -53,10 +53,10 @@ pub struct Failure {
 
 /// What a context host wants done.
 #[derive(Debug, PartialEq)]
-pub enum Command {
-    /// Encode shards; [`Event::Encoded`] or [`Event::Stopped`] follows.
-    Encode(Work),
-    /// Stop encoding; [`Event::Stopped`] or [`Event::Encoded`] follows.
+pub enum ContextHostCommand {
+    /// Encode shards; [`ContextHostEvent::Encoded`] or [`ContextHostEvent::Stopped`] follows.
+    Encode(EncodeWork),
+    /// Stop encoding; [`ContextHostEvent::Stopped`] or [`ContextHostEvent::Encoded`] follows.
     Stop {
         /// Number of the work.
         work: u64,
@@ -121,12 +121,12 @@ pub enum Command {
         context: u64,
     },
     /// Tell the supervisor.
-    Tell(HostMessage),
+    Report(HostMessage),
 }
 
 /// An order, or what is left of it, on its way to the encoder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Work {
+pub struct EncodeWork {
     /// Its number.
     pub work: u64,
     /// Seconds of compute that earlier works of its context used.

@@ -3,17 +3,17 @@
 mod answering;
 mod command;
 mod error;
-mod known;
+mod fair_scheduler;
+mod inventory;
 mod parcels;
 mod side;
 mod state;
 mod stop;
 mod store;
 mod tickets;
-mod turns;
 mod work;
 
-pub use command::{Command, Event, Failure, Work};
+pub use command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure};
 pub(crate) use parcels::pieces::{MOST_PIECES, PIECE_BYTES};
 pub(crate) use side::ContextSide;
 pub use state::ContextHostState;

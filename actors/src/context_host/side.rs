@@ -6,35 +6,35 @@ use asterism_kernels::Backend;
 use asterism_transport::DataPlane;
 
 use crate::{
+    cluster_event::ClusterEventKind,
     context_host::{
-        answering::{channels, desk::Desk},
-        command::{Command, Event, Failure, Work},
-        parcels::passing::Office,
+        answering::{channels, desk::QueryService},
+        command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
+        fair_scheduler::FairScheduler,
+        parcels::passing::TransferContext,
         state::ContextHostState,
-        stop::Stop,
+        stop::StopFlag,
         store::ShardStore,
-        turns::Turns,
-        work::{Bench, HeadsShelf},
+        work::{EncodeWorker, HeadsShelf},
     },
-    host::{HandsOver, LoadedModel, Post},
+    host::{DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine,
     messages::{Encoded, HostCommand, HostMessage, LinkReport},
-    news::News,
 };
 
 /// Encodes shards and answers queries over them.
 pub struct ContextSide<B: Backend> {
     /// The rules.
     pub state: ContextHostState,
-    desk: Desk<B>,
+    service: QueryService<B>,
     links: Arc<Links>,
     heads: Arc<HeadsShelf<B>>,
     /// Of works that go ahead, and of the others.
-    turns: [Turns; 2],
+    scheduler: [FairScheduler; 2],
     piece_bytes: usize,
-    running: BTreeMap<u64, Stop>,
-    post: Post<Event>,
+    running: BTreeMap<u64, StopFlag>,
+    post: ReportSink<ContextHostEvent>,
 }
 
 impl<B: Backend> ContextSide<B> {
@@ -43,21 +43,21 @@ impl<B: Backend> ContextSide<B> {
     pub fn start(
         plane: Arc<DataPlane>,
         model: &LoadedModel<B>,
-        (piece_bytes, hands_over): (usize, HandsOver),
-        post: Post<Event>,
+        (piece_bytes, hands_over): (usize, DeviceHandover),
+        post: ReportSink<ContextHostEvent>,
     ) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
         let links = Arc::new(Links::new(plane.clone()));
-        let (store, mailroom) = (ShardStore::default(), Arc::default());
+        let (store, parcel_inbox) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
-        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores, hands_over };
-        plane.runtime().clone().spawn(channels::serve(plane, desk.clone()));
+        let service = QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over };
+        plane.runtime().clone().spawn(channels::serve(plane, service.clone()));
         Self {
             state: ContextHostState::default(),
-            desk,
+            service,
             links,
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
-            turns: [(); 2].map(|()| Turns::new(model.cores.clone())),
+            scheduler: [(); 2].map(|()| FairScheduler::new(model.cores.clone())),
             piece_bytes,
             running: BTreeMap::new(),
             post,
@@ -74,68 +74,72 @@ impl<B: Backend> ContextSide<B> {
         self.links.report(report);
     }
 
-    /// Applies an event; what the supervisor is to hear goes to `tell`.
-    pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
-        if let Event::Encoded { work, .. } | Event::Stopped { work, .. } = &event {
+    /// Applies an event; what the supervisor is to hear goes to `report`.
+    pub fn handle(&mut self, now: Duration, event: ContextHostEvent, report: &mut dyn FnMut(HostMessage)) {
+        if let ContextHostEvent::Encoded { work, .. } | ContextHostEvent::Stopped { work, .. } = &event {
             self.running.remove(work);
         }
-        if let Event::Encoded { encoded, .. } = &event {
-            news(encoded).iter().for_each(News::log);
+        if let ContextHostEvent::Encoded { encoded, .. } = &event {
+            update(encoded).iter().for_each(ClusterEventKind::log);
         }
         match &event {
-            Event::Command(HostCommand::Encode(order)) => self.desk.tickets.keep(order.context, order.ticket),
-            Event::Command(HostCommand::Release { context }) => self.desk.tickets.forget(*context),
+            ContextHostEvent::Command(HostCommand::Encode(order)) => {
+                self.service.tickets.keep(order.context, order.ticket)
+            }
+            ContextHostEvent::Command(HostCommand::Release { context }) => self.service.tickets.forget(*context),
             _ => {}
         }
         for command in self.state.handle(now, event) {
             match command {
-                Command::Encode(work) => self.encode(work),
-                Command::Stop { work } => {
+                ContextHostCommand::Encode(work) => self.encode(work),
+                ContextHostCommand::Stop { work } => {
                     if let Some(stop) = self.running.get(&work) {
                         stop.set();
                     }
                 }
-                Command::Keep { work, context } => self.desk.store.keep(work, context),
-                Command::Discard { work } => self.desk.store.discard(work),
-                Command::Share { from, context, block } => self.desk.store.share(from, context, block),
-                Command::LayIdle { context, block, place } => self.desk.store.lay_idle(context, block, place),
-                Command::TakeUp { place, context } => self.desk.store.take_up(place, context),
-                Command::Evict { place } => self.desk.store.evict(place),
-                Command::Expect { context, attempt } => self.desk.mailroom.expect((context, attempt)),
-                Command::Free { context } => self.desk.store.free(context),
-                Command::Forget { context } => {
-                    self.desk.store.free(context);
-                    self.desk.mailroom.forget(context);
+                ContextHostCommand::Keep { work, context } => self.service.store.keep(work, context),
+                ContextHostCommand::Discard { work } => self.service.store.discard(work),
+                ContextHostCommand::Share { from, context, block } => self.service.store.share(from, context, block),
+                ContextHostCommand::LayIdle { context, block, place } => {
+                    self.service.store.lay_idle(context, block, place)
                 }
-                Command::Tell(message) => tell(message),
+                ContextHostCommand::TakeUp { place, context } => self.service.store.take_up(place, context),
+                ContextHostCommand::Evict { place } => self.service.store.evict(place),
+                ContextHostCommand::Expect { context, attempt } => self.service.parcel_inbox.expect((context, attempt)),
+                ContextHostCommand::Free { context } => self.service.store.free(context),
+                ContextHostCommand::Forget { context } => {
+                    self.service.store.free(context);
+                    self.service.parcel_inbox.forget(context);
+                }
+                ContextHostCommand::Report(message) => report(message),
             }
         }
     }
 
-    fn encode(&mut self, work: Work) {
-        let stop = Stop::default();
+    fn encode(&mut self, work: EncodeWork) {
+        let stop = StopFlag::default();
         self.running.insert(work.work, stop.clone());
-        let bench = Bench {
-            office: Office {
-                decoder: self.desk.decoder.clone(),
+        let worker = EncodeWorker {
+            transfer: TransferContext {
+                decoder: self.service.decoder.clone(),
                 links: self.links.clone(),
-                mailroom: self.desk.mailroom.clone(),
+                parcel_inbox: self.service.parcel_inbox.clone(),
                 stop,
                 piece_bytes: self.piece_bytes,
-                hands_over: self.desk.hands_over != HandsOver::Nothing,
+                hands_over: self.service.hands_over != DeviceHandover::Nothing,
             },
-            store: self.desk.store.clone(),
+            store: self.service.store.clone(),
             heads: self.heads.clone(),
-            turns: self.turns.clone(),
+            scheduler: self.scheduler.clone(),
             post: self.post.clone(),
         };
         let (number, post) = (work.work, self.post.clone());
-        let thread = machine::spawn(move || bench.run(&work));
+        let thread = machine::spawn(move || worker.run(&work));
         tokio::spawn(async move {
             if let Err(panic) = thread.await {
                 let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));
                 let failure = Some(Failure { peer_lost: false, code, message });
-                post(Event::Stopped { work: number, failure, used: 0.0 });
+                post(ContextHostEvent::Stopped { work: number, failure, used: 0.0 });
             }
         });
     }
@@ -143,13 +147,13 @@ impl<B: Backend> ContextSide<B> {
 
 impl<B: Backend> Drop for ContextSide<B> {
     fn drop(&mut self) {
-        self.running.values().for_each(Stop::set);
+        self.running.values().for_each(StopFlag::set);
     }
 }
 
 /// That shards of one order are encoded; its seconds are dealt out among them.
-fn news(encoded: &[Encoded]) -> Option<News> {
-    Some(News::ShardsEncoded {
+fn update(encoded: &[Encoded]) -> Option<ClusterEventKind> {
+    Some(ClusterEventKind::ShardsEncoded {
         context: encoded.first()?.context,
         shards: encoded.len(),
         tokens: encoded.iter().map(|shard| shard.kept_tokens).sum(),

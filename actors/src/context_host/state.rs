@@ -13,8 +13,8 @@ use asterism_plan::{Exchange, KnownIds, Shard};
 
 use crate::{
     context_host::{
-        command::{Command, Event, Failure, Work},
-        known::{Found, Known},
+        command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
+        inventory::{KnownShard, ShardInventory},
     },
     messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage},
 };
@@ -27,10 +27,10 @@ const MOST_UNDER_WAY: usize = 4;
 pub struct ContextHostState {
     /// In order of arrival.
     waiting: VecDeque<EncodeShards>,
-    running: BTreeMap<u64, Running>,
+    running: BTreeMap<u64, RunningEncode>,
     held: BTreeMap<(u64, u32), Encoded>,
     /// Of what is held, and of what is idle, what other contexts may have too.
-    known: Known,
+    known: ShardInventory,
     /// Bytes that may be held, as the last order said.
     room: Option<u64>,
     /// Latest attempts of contexts whose shards pass each other something, and how they failed.
@@ -42,7 +42,7 @@ pub struct ContextHostState {
     ids: BTreeMap<u64, KnownIds>,
 }
 
-struct Running {
+struct RunningEncode {
     context: u64,
     attempt: u32,
     blocks: BTreeSet<u32>,
@@ -56,27 +56,34 @@ struct Running {
 
 impl ContextHostState {
     /// Applies one event.
-    pub fn handle(&mut self, _now: Duration, event: Event) -> Vec<Command> {
+    pub fn handle(&mut self, _now: Duration, event: ContextHostEvent) -> Vec<ContextHostCommand> {
         let mut commands = Vec::new();
         match event {
-            Event::Command(HostCommand::Encode(order)) if order.exchange == Exchange::None => {
+            ContextHostEvent::Command(HostCommand::Encode(order)) if order.exchange == Exchange::None => {
                 self.take_independent(order, &mut commands);
             }
-            Event::Command(HostCommand::Encode(order)) => self.take_tied(order, &mut commands),
-            Event::Command(HostCommand::Ids(ids)) => self.learn(&ids),
-            Event::Command(HostCommand::Release { context }) => self.release(context, &mut commands),
-            Event::Command(_) => {}
-            Event::Layer { work, block, layers, of } => {
-                if let Some(Running { context, .. }) = self.running.get(&work).filter(|running| !running.abandoned) {
-                    commands.push(Command::Tell(HostMessage::Progress { context: *context, block, layers, of }));
+            ContextHostEvent::Command(HostCommand::Encode(order)) => self.take_tied(order, &mut commands),
+            ContextHostEvent::Command(HostCommand::Ids(ids)) => self.learn(&ids),
+            ContextHostEvent::Command(HostCommand::Release { context }) => self.release(context, &mut commands),
+            ContextHostEvent::Command(_) => {}
+            ContextHostEvent::Layer { work, block, layers, of } => {
+                if let Some(RunningEncode { context, .. }) =
+                    self.running.get(&work).filter(|running| !running.abandoned)
+                {
+                    commands.push(ContextHostCommand::Report(HostMessage::Progress {
+                        context: *context,
+                        block,
+                        layers,
+                        of,
+                    }));
                 }
             }
-            Event::Encoded { work, encoded, used } => self.encoded(work, encoded, used, &mut commands),
-            Event::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
+            ContextHostEvent::Encoded { work, encoded, used } => self.encoded(work, encoded, used, &mut commands),
+            ContextHostEvent::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
         }
         self.admit(&mut commands);
         let surplus = self.known.surplus(self.room, self.unknown_bytes());
-        commands.extend(surplus.into_iter().map(|place| Command::Evict { place }));
+        commands.extend(surplus.into_iter().map(|place| ContextHostCommand::Evict { place }));
         commands
     }
 
@@ -110,14 +117,14 @@ impl ContextHostState {
         ids.parts().into_iter().flatten().for_each(|(start, ids)| known.learn(start, ids));
     }
 
-    fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<Command>) {
+    fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<ContextHostCommand>) {
         let (context, attempt) = (order.context, order.attempt);
         self.room = order.room;
         self.untie(context, attempt, commands);
         order.shards.retain(|shard| {
             let block = shard.block as u32;
             if let Some(held) = self.held.get(&(context, block)) {
-                commands.push(Command::Tell(HostMessage::Encoded(held.clone())));
+                commands.push(ContextHostCommand::Report(HostMessage::Encoded(held.clone())));
                 return false;
             }
             let mut coming = false;
@@ -137,40 +144,41 @@ impl ContextHostState {
     }
 
     /// Whether a shard lies here already: its context has it then.
-    fn find_known(&mut self, context: u64, shard: &Shard, commands: &mut Vec<Command>) -> bool {
+    fn find_known(&mut self, context: u64, shard: &Shard, commands: &mut Vec<ContextHostCommand>) -> bool {
         let Some(Ok(input)) = self.ids.get(&context).map(|ids| shard.input(ids)) else { return false };
         let Some((found, encoded)) = self.known.take(context, shard.digest(&input), shard, &input.ids) else {
             return false;
         };
         commands.push(match found {
-            Found::Held { context: from } => Command::Share { from, context, block: encoded.block },
-            Found::Idle { place } => Command::TakeUp { place, context },
+            KnownShard::Held { context: from } => ContextHostCommand::Share { from, context, block: encoded.block },
+            KnownShard::Idle { place } => ContextHostCommand::TakeUp { place, context },
         });
         self.held.insert((context, encoded.block), encoded.clone());
-        commands.push(Command::Tell(HostMessage::Encoded(encoded)));
+        commands.push(ContextHostCommand::Report(HostMessage::Encoded(encoded)));
         true
     }
 
     /// Shards ordered alone are to be encoded alone: an earlier attempt at them may wait for parcels that nobody sends.
-    fn untie(&mut self, context: u64, attempt: u32, commands: &mut Vec<Command>) {
+    fn untie(&mut self, context: u64, attempt: u32, commands: &mut Vec<ContextHostCommand>) {
         let tied = |order: &EncodeShards| order.exchange != Exchange::None;
         self.waiting.retain(|order| order.context != context || order.attempt >= attempt || !tied(order));
-        let earlier =
-            |running: &Running| running.context == context && running.attempt < attempt && running.reads.is_none();
+        let earlier = |running: &RunningEncode| {
+            running.context == context && running.attempt < attempt && running.reads.is_none()
+        };
         for (work, running) in self.running.iter_mut().filter(|(_, running)| earlier(running)) {
             if !std::mem::replace(&mut running.abandoned, true) {
-                commands.push(Command::Stop { work: *work });
+                commands.push(ContextHostCommand::Stop { work: *work });
             }
         }
     }
 
-    fn take_tied(&mut self, order: EncodeShards, commands: &mut Vec<Command>) {
+    fn take_tied(&mut self, order: EncodeShards, commands: &mut Vec<ContextHostCommand>) {
         let (context, attempt) = (order.context, order.attempt);
         match self.tied.get(&context) {
             Some((latest, _)) if attempt < *latest => return,
             Some((latest, failure)) if attempt == *latest => {
                 let held = self.held.range((context, 0)..=(context, u32::MAX)).map(|(_, shard)| shard);
-                commands.extend(held.map(|shard| Command::Tell(HostMessage::Encoded(shard.clone()))));
+                commands.extend(held.map(|shard| ContextHostCommand::Report(HostMessage::Encoded(shard.clone()))));
                 commands.extend(failure.clone().map(|failure| not_encoded(context, attempt, failure)));
                 return;
             }
@@ -179,58 +187,58 @@ impl ContextHostState {
         self.room = order.room;
         self.abandon(context, commands);
         if self.drop_held(context, commands) {
-            commands.push(Command::Free { context });
+            commands.push(ContextHostCommand::Free { context });
         }
         self.tied.insert(context, (attempt, None));
-        commands.push(Command::Expect { context, attempt });
+        commands.push(ContextHostCommand::Expect { context, attempt });
         self.waiting.push_back(order);
     }
 
-    fn release(&mut self, context: u64, commands: &mut Vec<Command>) {
+    fn release(&mut self, context: u64, commands: &mut Vec<ContextHostCommand>) {
         self.abandon(context, commands);
         self.drop_held(context, commands);
         self.tied.remove(&context);
         self.used.remove(&context);
         self.ids.remove(&context);
-        commands.push(Command::Forget { context });
+        commands.push(ContextHostCommand::Forget { context });
     }
 
     /// What is under way or waits for a context comes to nothing.
-    fn abandon(&mut self, context: u64, commands: &mut Vec<Command>) {
+    fn abandon(&mut self, context: u64, commands: &mut Vec<ContextHostCommand>) {
         self.waiting.retain(|order| order.context != context);
         for (work, running) in self.running.iter_mut().filter(|(_, running)| running.context == context) {
             if !std::mem::replace(&mut running.abandoned, true) {
-                commands.push(Command::Stop { work: *work });
+                commands.push(ContextHostCommand::Stop { work: *work });
             }
         }
     }
 
     /// Whether there was something. What others may ask for again is laid aside.
-    fn drop_held(&mut self, context: u64, commands: &mut Vec<Command>) -> bool {
+    fn drop_held(&mut self, context: u64, commands: &mut Vec<ContextHostCommand>) -> bool {
         let idle = self.known.leave(context).into_iter();
-        commands.extend(idle.map(|(place, block)| Command::LayIdle { context, block, place }));
+        commands.extend(idle.map(|(place, block)| ContextHostCommand::LayIdle { context, block, place }));
         let before = self.held.len();
         self.held.retain(|(held, _), _| *held != context);
         self.held.len() < before
     }
 
-    fn encoded(&mut self, work: u64, encoded: Vec<Encoded>, used: f64, commands: &mut Vec<Command>) {
-        let Some(Running { context, reads, abandoned: false, .. }) = self.ended(work, used) else {
-            return commands.push(Command::Discard { work });
+    fn encoded(&mut self, work: u64, encoded: Vec<Encoded>, used: f64, commands: &mut Vec<ContextHostCommand>) {
+        let Some(RunningEncode { context, reads, abandoned: false, .. }) = self.ended(work, used) else {
+            return commands.push(ContextHostCommand::Discard { work });
         };
-        commands.push(Command::Keep { work, context });
+        commands.push(ContextHostCommand::Keep { work, context });
         for (shard, ids) in reads.into_iter().flatten() {
-            let said = encoded.iter().find(|encoded| encoded.block as usize == shard.block);
-            said.into_iter().for_each(|said| self.known.add((shard.clone(), ids.clone()), said.clone()));
+            let stated = encoded.iter().find(|encoded| encoded.block as usize == shard.block);
+            stated.into_iter().for_each(|stated| self.known.add((shard.clone(), ids.clone()), stated.clone()));
         }
         for shard in encoded {
             self.held.insert((context, shard.block), shard.clone());
-            commands.push(Command::Tell(HostMessage::Encoded(shard)));
+            commands.push(ContextHostCommand::Report(HostMessage::Encoded(shard)));
         }
     }
 
-    fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<Command>) {
-        let Some(Running { context, attempt, abandoned: false, .. }) = self.ended(work, used) else { return };
+    fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<ContextHostCommand>) {
+        let Some(RunningEncode { context, attempt, abandoned: false, .. }) = self.ended(work, used) else { return };
         let Some(failure) = failure else { return };
         // The message names the attempt alone: whatever waits of it comes to nothing too.
         self.waiting.retain(|order| order.context != context || order.attempt > attempt);
@@ -241,7 +249,7 @@ impl ContextHostState {
     }
 
     /// What an order reads is not here.
-    fn fail(&mut self, order: &EncodeShards, error: &ModelError, commands: &mut Vec<Command>) {
+    fn fail(&mut self, order: &EncodeShards, error: &ModelError, commands: &mut Vec<ContextHostCommand>) {
         let (code, message) = (error.code().to_string(), error.to_string());
         let failure = Failure { peer_lost: false, code, message };
         if let Some(tied) = self.tied.get_mut(&order.context) {
@@ -250,7 +258,7 @@ impl ContextHostState {
         commands.push(not_encoded(order.context, order.attempt, failure));
     }
 
-    fn ended(&mut self, work: u64, used: f64) -> Option<Running> {
+    fn ended(&mut self, work: u64, used: f64) -> Option<RunningEncode> {
         let running = self.running.remove(&work)?;
         if self.waiting.iter().any(|order| order.context == running.context) {
             *self.used.entry(running.context).or_default() += used;
@@ -262,7 +270,7 @@ impl ContextHostState {
 
     /// Starts what waits, in order of arrival, one order a context: however many shards a long context has here, another
     /// one gets its turn.
-    fn admit(&mut self, commands: &mut Vec<Command>) {
+    fn admit(&mut self, commands: &mut Vec<ContextHostCommand>) {
         while self.running.len() < MOST_UNDER_WAY {
             let idle = |order: &EncodeShards| self.running.values().all(|running| running.context != order.context);
             let Some(mut order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else {
@@ -288,17 +296,17 @@ impl ContextHostState {
             let reads = || order.shards.iter().cloned().zip(inputs.iter().map(|input| input.ids.clone())).collect();
             let reads = (order.exchange == Exchange::None).then(reads);
             let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
-            let running = Running { context, attempt, blocks, reads, kept_tokens, abandoned: false };
+            let running = RunningEncode { context, attempt, blocks, reads, kept_tokens, abandoned: false };
             self.running.insert(work, running);
             let used = self.used.get(&context).copied().unwrap_or(0.0);
-            commands.push(Command::Encode(Work { work, used, order, inputs }));
+            commands.push(ContextHostCommand::Encode(EncodeWork { work, used, order, inputs }));
         }
     }
 }
 
-fn not_encoded(context: u64, attempt: u32, failure: Failure) -> Command {
+fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostCommand {
     let Failure { peer_lost, code, message } = failure;
-    Command::Tell(HostMessage::NotEncoded { context, attempt, peer_lost, code, message })
+    ContextHostCommand::Report(HostMessage::NotEncoded { context, attempt, peer_lost, code, message })
 }
 
 #[cfg(test)]
@@ -327,8 +335,8 @@ mod tests {
         Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0, cached: false }
     }
 
-    fn told(context: u64, block: u32) -> Command {
-        Command::Tell(HostMessage::Encoded(report(context, block)))
+    fn reported(context: u64, block: u32) -> ContextHostCommand {
+        ContextHostCommand::Report(HostMessage::Encoded(report(context, block)))
     }
 
     struct Host(ContextHostState);
@@ -339,48 +347,48 @@ mod tests {
         }
 
         /// Before an order come the ids that it reads.
-        fn hears(&mut self, command: HostCommand) -> Vec<Command> {
+        fn hears(&mut self, command: HostCommand) -> Vec<ContextHostCommand> {
             if let HostCommand::Encode(EncodeShards { context, .. }) = &command {
                 let ids = ContextIds::of(*context, &[1, 2], std::iter::once(0..2)).remove(0);
-                self.0.handle(Duration::ZERO, Event::Command(HostCommand::Ids(ids)));
+                self.0.handle(Duration::ZERO, ContextHostEvent::Command(HostCommand::Ids(ids)));
             }
-            self.0.handle(Duration::ZERO, Event::Command(command))
+            self.0.handle(Duration::ZERO, ContextHostEvent::Command(command))
         }
 
-        fn alone(&mut self, context: u64, attempt: u32, block: usize) -> Vec<Command> {
+        fn alone(&mut self, context: u64, attempt: u32, block: usize) -> Vec<ContextHostCommand> {
             self.hears(HostCommand::Encode(order(context, attempt, &[block], Exchange::None)))
         }
 
-        fn ring(&mut self, context: u64, attempt: u32) -> Vec<Command> {
+        fn ring(&mut self, context: u64, attempt: u32) -> Vec<ContextHostCommand> {
             self.hears(HostCommand::Encode(order(context, attempt, &[1], Exchange::Broadcast)))
         }
 
-        fn encoded(&mut self, work: u64, context: u64, block: u32) -> Vec<Command> {
+        fn encoded(&mut self, work: u64, context: u64, block: u32) -> Vec<ContextHostCommand> {
             let encoded = vec![report(context, block)];
-            self.0.handle(Duration::ZERO, Event::Encoded { work, encoded, used: 1.5 })
+            self.0.handle(Duration::ZERO, ContextHostEvent::Encoded { work, encoded, used: 1.5 })
         }
 
-        fn failed(&mut self, work: u64) -> Vec<Command> {
+        fn failed(&mut self, work: u64) -> Vec<ContextHostCommand> {
             let failure = Failure { peer_lost: true, code: "host_lost".into(), message: "no".into() };
-            self.0.handle(Duration::ZERO, Event::Stopped { work, failure: Some(failure), used: 0.5 })
+            self.0.handle(Duration::ZERO, ContextHostEvent::Stopped { work, failure: Some(failure), used: 0.5 })
         }
 
-        fn stopped(&mut self, work: u64) -> Vec<Command> {
-            self.0.handle(Duration::ZERO, Event::Stopped { work, failure: None, used: 0.5 })
+        fn stopped(&mut self, work: u64) -> Vec<ContextHostCommand> {
+            self.0.handle(Duration::ZERO, ContextHostEvent::Stopped { work, failure: None, used: 0.5 })
         }
     }
 
-    fn work(work: u64, used: f64, order: EncodeShards) -> Command {
+    fn work(work: u64, used: f64, order: EncodeShards) -> ContextHostCommand {
         let inputs = vec![Input { ids: vec![1, 2], positions: vec![0, 1] }; order.shards.len()];
-        Command::Encode(Work { work, used, order, inputs })
+        ContextHostCommand::Encode(EncodeWork { work, used, order, inputs })
     }
 
-    fn not_encoded_of(commands: &[Command]) -> Vec<(u64, u32)> {
-        let told = commands.iter().filter_map(|command| match command {
-            Command::Tell(HostMessage::NotEncoded { context, attempt, .. }) => Some((*context, *attempt)),
+    fn not_encoded_of(commands: &[ContextHostCommand]) -> Vec<(u64, u32)> {
+        let reported = commands.iter().filter_map(|command| match command {
+            ContextHostCommand::Report(HostMessage::NotEncoded { context, attempt, .. }) => Some((*context, *attempt)),
             _ => None,
         });
-        told.collect()
+        reported.collect()
     }
 
     #[test]
@@ -394,7 +402,7 @@ mod tests {
         }
         assert_eq!(host.alone(5, 1, 0), []);
         let next = work(4, 1.5, alone(1, 1));
-        assert_eq!(host.encoded(0, 1, 0), [Command::Keep { work: 0, context: 1 }, told(1, 0), next]);
+        assert_eq!(host.encoded(0, 1, 0), [ContextHostCommand::Keep { work: 0, context: 1 }, reported(1, 0), next]);
         assert_eq!((host.0.contexts(), host.0.kv_bytes()), (vec![1, 2, 3, 4, 5], (8, 0)));
     }
 
@@ -402,7 +410,7 @@ mod tests {
     fn a_shard_ordered_alone_waits_for_no_parcels_of_an_earlier_attempt() {
         let mut host = Host::new();
         host.ring(1, 1);
-        assert_eq!(host.alone(1, 2, 1), [Command::Stop { work: 0 }]);
+        assert_eq!(host.alone(1, 2, 1), [ContextHostCommand::Stop { work: 0 }]);
         assert_eq!(host.alone(1, 2, 1), [], "the order again");
         assert_eq!(host.stopped(0), [work(1, 0.5, order(1, 2, &[1], Exchange::None))]);
     }
@@ -415,7 +423,7 @@ mod tests {
         assert_eq!(host.alone(1, 2, 0), []);
         assert_eq!(host.alone(1, 2, 1), []);
         host.encoded(0, 1, 0);
-        assert_eq!(host.alone(1, 3, 0), [told(1, 0)]);
+        assert_eq!(host.alone(1, 3, 0), [reported(1, 0)]);
         // The order was repeated under a later attempt: that one failed.
         assert_eq!(not_encoded_of(&host.failed(1)), [(1, 2)]);
         // It may be ordered once more.
@@ -426,16 +434,16 @@ mod tests {
     fn a_later_attempt_ends_an_earlier_one_whose_shards_pass_each_other_something() {
         let mut host = Host::new();
         let ring = |attempt| order(1, attempt, &[1], Exchange::Broadcast);
-        let expect = |attempt| Command::Expect { context: 1, attempt };
+        let expect = |attempt| ContextHostCommand::Expect { context: 1, attempt };
         assert_eq!(host.ring(1, 1), [expect(1), work(0, 0.0, ring(1))]);
         assert_eq!(host.ring(1, 1), []);
-        assert_eq!(host.ring(1, 3), [Command::Stop { work: 0 }, expect(3)]);
+        assert_eq!(host.ring(1, 3), [ContextHostCommand::Stop { work: 0 }, expect(3)]);
         assert_eq!(host.ring(1, 2), [], "an order that was overtaken");
         // Its error is nobody's concern any more.
         assert_eq!(host.failed(0), [work(1, 0.5, ring(3))]);
-        assert_eq!(host.encoded(1, 1, 1), [Command::Keep { work: 1, context: 1 }, told(1, 1)]);
-        assert_eq!(host.ring(1, 3), [told(1, 1)]);
-        assert_eq!(host.ring(1, 4), [Command::Free { context: 1 }, expect(4), work(2, 0.0, ring(4))]);
+        assert_eq!(host.encoded(1, 1, 1), [ContextHostCommand::Keep { work: 1, context: 1 }, reported(1, 1)]);
+        assert_eq!(host.ring(1, 3), [reported(1, 1)]);
+        assert_eq!(host.ring(1, 4), [ContextHostCommand::Free { context: 1 }, expect(4), work(2, 0.0, ring(4))]);
         assert_eq!(not_encoded_of(&host.failed(2)), [(1, 4)]);
         assert_eq!(not_encoded_of(&host.ring(1, 4)), [(1, 4)], "said again");
     }
@@ -446,12 +454,12 @@ mod tests {
         host.alone(1, 1, 0);
         host.alone(1, 1, 1);
         let released = host.hears(HostCommand::Release { context: 1 });
-        assert_eq!(released, [Command::Stop { work: 0 }, Command::Forget { context: 1 }]);
+        assert_eq!(released, [ContextHostCommand::Stop { work: 0 }, ContextHostCommand::Forget { context: 1 }]);
         assert!(host.0.contexts().is_empty());
         // Ordered again while the encoder has not stopped yet: its shard comes all the same and must not stay.
         assert_eq!(host.alone(1, 2, 0), []);
         let again = work(1, 1.5, order(1, 2, &[0], Exchange::None));
-        assert_eq!(host.encoded(0, 1, 0), [Command::Discard { work: 0 }, again]);
+        assert_eq!(host.encoded(0, 1, 0), [ContextHostCommand::Discard { work: 0 }, again]);
         host.hears(HostCommand::Release { context: 1 });
         assert_eq!(host.stopped(1), []);
         assert_eq!(host.0.kv_bytes(), (0, 0));
@@ -470,35 +478,36 @@ mod tests {
         let mut host = Host::new();
         host.alone(1, 1, 0);
         assert_eq!(host.alone(2, 1, 0), [work(1, 0.0, order(2, 1, &[0], Exchange::None))], "nobody has it yet");
-        host.0.handle(Duration::ZERO, Event::Encoded { work: 0, encoded: vec![read_well(1, 0)], used: 1.5 });
+        host.0.handle(Duration::ZERO, ContextHostEvent::Encoded { work: 0, encoded: vec![read_well(1, 0)], used: 1.5 });
         let cached = |context| {
             let (seconds, pairs, cached) = (0.0, 0, true);
-            let said = Encoded { seconds, pairs, cached, ..read_well(context, 0) };
-            Command::Tell(HostMessage::Encoded(said))
+            let stated = Encoded { seconds, pairs, cached, ..read_well(context, 0) };
+            ContextHostCommand::Report(HostMessage::Encoded(stated))
         };
-        assert_eq!(host.alone(3, 1, 0), [Command::Share { from: 1, context: 3, block: 0 }, cached(3)]);
+        assert_eq!(host.alone(3, 1, 0), [ContextHostCommand::Share { from: 1, context: 3, block: 0 }, cached(3)]);
         assert_eq!(host.alone(3, 2, 0), [cached(3)], "said again");
         assert_eq!(host.0.kv_bytes(), (8, 0), "held once");
-        assert_eq!(host.hears(HostCommand::Release { context: 1 }), [Command::Forget { context: 1 }]);
-        let [Command::LayIdle { context: 3, block: 0, place }, Command::Forget { context: 3 }] =
+        assert_eq!(host.hears(HostCommand::Release { context: 1 }), [ContextHostCommand::Forget { context: 1 }]);
+        let [ContextHostCommand::LayIdle { context: 3, block: 0, place }, ContextHostCommand::Forget { context: 3 }] =
             host.hears(HostCommand::Release { context: 3 })[..]
         else {
             panic!("nobody asks for it any more")
         };
         assert_eq!(host.0.kv_bytes(), (0, 8));
-        assert_eq!(host.alone(4, 1, 0), [Command::TakeUp { place, context: 4 }, cached(4)]);
+        assert_eq!(host.alone(4, 1, 0), [ContextHostCommand::TakeUp { place, context: 4 }, cached(4)]);
         // No room for anything that is not held.
         host.hears(HostCommand::Release { context: 4 });
         let order = EncodeShards { room: Some(0), ..order(5, 1, &[1], Exchange::None) };
-        assert!(host.hears(HostCommand::Encode(order)).contains(&Command::Evict { place }));
+        assert!(host.hears(HostCommand::Encode(order)).contains(&ContextHostCommand::Evict { place }));
     }
 
     #[test]
     fn an_order_whose_ids_never_came_comes_to_nothing() {
         let mut host = ContextHostState::default();
         let order = order(1, 3, &[0], Exchange::None);
-        let commands = host.handle(Duration::ZERO, Event::Command(HostCommand::Encode(order)));
-        let [Command::Tell(HostMessage::NotEncoded { context: 1, attempt: 3, code, .. })] = &commands[..] else {
+        let commands = host.handle(Duration::ZERO, ContextHostEvent::Command(HostCommand::Encode(order)));
+        let [ContextHostCommand::Report(HostMessage::NotEncoded { context: 1, attempt: 3, code, .. })] = &commands[..]
+        else {
             panic!("{commands:?}")
         };
         assert_eq!(code, "tokens_missing");

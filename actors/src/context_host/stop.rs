@@ -9,15 +9,15 @@ use tokio::sync::Notify;
 
 /// Set once; clones share it.
 #[derive(Clone, Default)]
-pub struct Stop(Arc<Order>);
+pub struct StopFlag(Arc<StopState>);
 
 #[derive(Default)]
-struct Order {
+struct StopState {
     given: AtomicBool,
     heard: Notify,
 }
 
-impl Stop {
+impl StopFlag {
     /// Gives the order.
     pub fn set(&self) {
         self.0.given.store(true, Ordering::Relaxed);

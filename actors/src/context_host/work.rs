@@ -14,14 +14,14 @@ use tokio::time::Instant;
 
 use crate::{
     context_host::{
-        command::{Event, Failure, Work},
-        parcels::passing::{Office, RemotePeers},
+        command::{ContextHostEvent, EncodeWork, Failure},
+        fair_scheduler::{FairScheduler, Slot},
+        parcels::passing::{RemotePeers, TransferContext},
         store::ShardStore,
-        turns::{Seat, Turns},
     },
-    host::Post,
+    host::ReportSink,
     messages::{EncodeShards, Encoded},
-    trace::{self, LayerSpans, Open, TraceContext},
+    trace::{self, LayerSpans, OpenSpan, TraceContext},
 };
 
 /// Operations of an order up to which it goes ahead of longer ones: some 0.2 seconds of a Hopper GPU.
@@ -53,55 +53,55 @@ impl<B: Backend> HeadsShelf<B> {
 }
 
 /// What an order needs on its way.
-pub struct Bench<B: Backend> {
+pub struct EncodeWorker<B: Backend> {
     /// What parcels go through.
-    pub office: Office<B>,
+    pub transfer: TransferContext<B>,
     /// Where shards are laid.
     pub store: ShardStore<B>,
     /// Retaining heads.
     pub heads: Arc<HeadsShelf<B>>,
     /// Whose turn it is, among those that go ahead of others and among the others.
-    pub turns: [Turns; 2],
+    pub scheduler: [FairScheduler; 2],
     /// Where events go.
-    pub post: Post<Event>,
+    pub post: ReportSink<ContextHostEvent>,
 }
 
-impl<B: Backend> Bench<B> {
+impl<B: Backend> EncodeWorker<B> {
     /// Encodes, lays the shards ready and says how it ended.
-    pub fn run(self, Work { work, used, order, inputs }: &Work) {
-        let seat = Rc::new(RefCell::new(self.seat(*used, order)));
+    pub fn run(self, EncodeWork { work, used, order, inputs }: &EncodeWork) {
+        let slot = Rc::new(RefCell::new(self.slot(*used, order)));
         let attempt = (order.context, order.attempt);
-        let (post, store, mailroom) = (self.post.clone(), self.store.clone(), self.office.mailroom.clone());
-        let mut peers = RemotePeers::new(self.office.clone(), seat.clone(), order);
-        let decoder = self.office.decoder.clone();
-        let encoded = self.encode(*work, (order, inputs), &mut peers, &seat);
-        let used = seat.borrow().used() - used;
+        let (post, store, parcel_inbox) = (self.post.clone(), self.store.clone(), self.transfer.parcel_inbox.clone());
+        let mut peers = RemotePeers::new(self.transfer.clone(), slot.clone(), order);
+        let decoder = self.transfer.decoder.clone();
+        let encoded = self.encode(*work, (order, inputs), &mut peers, &slot);
+        let used = slot.borrow().used() - used;
         if order.exchange != Exchange::None {
-            mailroom.end(attempt);
+            parcel_inbox.end(attempt);
         }
         post(match encoded {
             Ok((shards, encoded)) => {
                 store.lay_ready(*work, shards);
-                Event::Encoded { work: *work, encoded, used }
+                ContextHostEvent::Encoded { work: *work, encoded, used }
             }
-            Err(ModelError::Cancelled) => Event::Stopped { work: *work, failure: None, used },
+            Err(ModelError::Cancelled) => ContextHostEvent::Stopped { work: *work, failure: None, used },
             Err(error) => {
                 let (code, message) = (error.code().to_string(), error.to_string());
                 // A device that failed ends its host: another attempt is as good as with a peer that is gone.
                 let peer_lost = peers.peer_lost() || decoder.backend().health().is_err();
-                Event::Stopped { work: *work, failure: Some(Failure { peer_lost, code, message }), used }
+                ContextHostEvent::Stopped { work: *work, failure: Some(Failure { peer_lost, code, message }), used }
             }
         });
     }
 
-    /// A short order goes ahead of longer ones where the device works off a queue: between two of their stretches, not of
+    /// A short order goes ahead of longer ones where the device works off a queue: between two of their quanta, not of
     /// their layers.
-    fn seat(&self, used: f64, order: &EncodeShards) -> Seat {
-        let (decoder, [first, others]) = (self.office.decoder.clone(), &self.turns);
+    fn slot(&self, used: f64, order: &EncodeShards) -> Slot {
+        let (decoder, [first, others]) = (self.transfer.decoder.clone(), &self.scheduler);
         let short = decoder.backend().queues()
             && is_short(&order.shards, &decoder.config().shape(decoder.backend().kv_dtype()));
-        let seat = if short { first } else { others }.seat(used, self.office.stop.clone());
-        if short { seat.going_ahead(move || decoder.backend().ahead(Rank::Short)) } else { seat }
+        let slot = if short { first } else { others }.slot(used, self.transfer.stop.clone());
+        if short { slot.with_priority(move || decoder.backend().priority(Rank::Short)) } else { slot }
     }
 
     fn encode(
@@ -109,19 +109,19 @@ impl<B: Backend> Bench<B> {
         work: u64,
         (order, inputs): (&EncodeShards, &[Input]),
         peers: &mut RemotePeers<B>,
-        seat: &Rc<RefCell<Seat>>,
+        slot: &Rc<RefCell<Slot>>,
     ) -> Result<(Vec<EncodedShard<B>>, Vec<Encoded>), ModelError> {
-        if !seat.borrow_mut().take() {
+        if !slot.borrow_mut().take() {
             return Err(ModelError::Cancelled);
         }
-        let (started, decoder) = (Instant::now(), self.office.decoder.clone());
+        let (started, decoder) = (Instant::now(), self.transfer.decoder.clone());
         let span = order.trace.as_deref().filter(|_| trace::is_wanted()).map(|job| span_of(*job, order));
         let heads = order.exchange.retaining_heads().map(|name| self.heads.take(name, &decoder)).transpose()?;
         let mut watch = Reporter {
             work,
             of: decoder.config().layers as u32,
             post: self.post,
-            seat: seat.clone(),
+            slot: slot.clone(),
             pairs: HashMap::new(),
             spans: span.as_ref().map(|span| LayerSpans::new(span.context(), decoder.config().layers)),
         };
@@ -161,13 +161,13 @@ fn is_short(shards: &[Shard], shape: &ModelShape) -> bool {
 }
 
 /// What is encoded together, on behalf of a job.
-fn span_of(job: TraceContext, order: &EncodeShards) -> Open {
-    let mut span = Open::under(job, "encode shards");
-    span.say("asterism.context.number", order.context);
-    span.say("asterism.shards", order.shards.len());
-    span.say("asterism.shards.first", order.shards.first().map_or(0, |shard| shard.block));
-    span.say("asterism.tokens", order.shards.iter().map(|shard| shard.own.tokens as usize).sum::<usize>());
-    span.say("asterism.attempt", u64::from(order.attempt));
+fn span_of(job: TraceContext, order: &EncodeShards) -> OpenSpan {
+    let mut span = OpenSpan::under(job, "encode shards");
+    span.annotate("asterism.context.number", order.context);
+    span.annotate("asterism.shards", order.shards.len());
+    span.annotate("asterism.shards.first", order.shards.first().map_or(0, |shard| shard.block));
+    span.annotate("asterism.tokens", order.shards.iter().map(|shard| shard.own.tokens as usize).sum::<usize>());
+    span.annotate("asterism.attempt", u64::from(order.attempt));
     span
 }
 
@@ -175,8 +175,8 @@ fn span_of(job: TraceContext, order: &EncodeShards) -> Open {
 struct Reporter {
     work: u64,
     of: u32,
-    post: Post<Event>,
-    seat: Rc<RefCell<Seat>>,
+    post: ReportSink<ContextHostEvent>,
+    slot: Rc<RefCell<Slot>>,
     pairs: HashMap<usize, u64>,
     spans: Option<LayerSpans>,
 }
@@ -184,8 +184,8 @@ struct Reporter {
 impl Watch for Reporter {
     fn layer(&mut self, block: usize, done: usize) -> bool {
         self.spans.iter_mut().for_each(|spans| spans.done(done));
-        (self.post)(Event::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
-        self.seat.borrow_mut().pass()
+        (self.post)(ContextHostEvent::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
+        self.slot.borrow_mut().pass()
     }
 
     fn pairs(&mut self, block: usize, pairs: u64) {

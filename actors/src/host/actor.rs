@@ -7,7 +7,7 @@ use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{HandsOver, HostConfig, LoadedModel, Post, Transports, process};
+use super::{DeviceHandover, HostConfig, LoadedModel, ReportSink, Transports, process};
 use crate::{
     context_host::{self, ContextSide},
     cores::Cores,
@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// The supervisor's name among peers.
-const SUPERVISOR: &str = "supervisor";
+const SUPERVISOR_PEER: &str = "supervisor";
 
 /// Contexts that a host has shards of, and jobs that it generates for with what opens their contexts.
-pub type Possessions = (Vec<u64>, Vec<(u64, Ticket)>);
+pub type HeldWork = (Vec<u64>, Vec<(u64, Ticket)>);
 
 /// What reaches the actor.
-pub enum Message<B: Backend> {
+pub enum HostActorMessage<B: Backend> {
     /// The model is there; work can begin.
     Loaded(LoadedModel<B>),
     /// A supervisor listens here.
@@ -37,21 +37,21 @@ pub enum Message<B: Backend> {
     /// The supervisor wants something.
     Command(HostCommand),
     /// Something happened on the context host's side.
-    Context(context_host::Event),
+    Context(context_host::ContextHostEvent),
     /// Something happened on the query host's side.
-    Query(query_host::Event),
+    Query(query_host::QueryHostEvent),
     /// Time for a heartbeat.
     Beat(oneshot::Sender<()>),
     /// Somebody wants to know which contexts and which jobs are here.
-    Introduce(oneshot::Sender<Possessions>),
+    Introduce(oneshot::Sender<HeldWork>),
 }
 
 /// Starts the actor; the handle completes when it ends.
 pub async fn spawn<B: Backend>(
     config: &HostConfig,
     transports: Transports,
-) -> Result<(ActorRef<Message<B>>, JoinHandle<()>), HostError> {
-    let shell = Shell {
+) -> Result<(ActorRef<HostActorMessage<B>>, JoinHandle<()>), HostError> {
+    let shell = HostShell {
         config: config.clone(),
         transports,
         started: Instant::now(),
@@ -70,7 +70,7 @@ pub async fn spawn<B: Backend>(
 pub struct HostActor<B>(std::marker::PhantomData<fn() -> B>);
 
 /// Its state.
-pub struct Shell<B: Backend> {
+pub struct HostShell<B: Backend> {
     config: HostConfig,
     transports: Transports,
     started: Instant,
@@ -84,38 +84,42 @@ pub struct Shell<B: Backend> {
 }
 
 impl<B: Backend> Actor for HostActor<B> {
-    type Msg = Message<B>;
-    type State = Shell<B>;
-    type Arguments = Shell<B>;
+    type Msg = HostActorMessage<B>;
+    type State = HostShell<B>;
+    type Arguments = HostShell<B>;
 
-    async fn pre_start(&self, _: ActorRef<Message<B>>, shell: Shell<B>) -> Result<Shell<B>, ActorProcessingErr> {
+    async fn pre_start(
+        &self,
+        _: ActorRef<HostActorMessage<B>>,
+        shell: HostShell<B>,
+    ) -> Result<HostShell<B>, ActorProcessingErr> {
         Ok(shell)
     }
 
     async fn handle(
         &self,
-        myself: ActorRef<Message<B>>,
-        message: Message<B>,
-        shell: &mut Shell<B>,
+        myself: ActorRef<HostActorMessage<B>>,
+        message: HostActorMessage<B>,
+        shell: &mut HostShell<B>,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            Message::Loaded(model) => shell.loaded(model, &myself),
-            Message::Linked(outbox, link) => {
+            HostActorMessage::Loaded(model) => shell.loaded(model, &myself),
+            HostActorMessage::Linked(outbox, link) => {
                 let (transport, why) = (shell.transports.control.name(), String::new());
-                shell.supervisor.opened(SUPERVISOR, &Reached { link, transport, why });
+                shell.supervisor.opened(SUPERVISOR_PEER, &Reached { link, transport, why });
                 shell.outbox = Some(outbox);
             }
-            Message::Unlinked => shell.outbox = None,
-            Message::Command(command) => shell.command(command),
-            Message::Context(event) => shell.context(event),
-            Message::Query(event) => shell.query(event),
-            Message::Beat(handled) => {
+            HostActorMessage::Unlinked => shell.outbox = None,
+            HostActorMessage::Command(command) => shell.command(command),
+            HostActorMessage::Context(event) => shell.context(event),
+            HostActorMessage::Query(event) => shell.query(event),
+            HostActorMessage::Beat(handled) => {
                 let (kv_bytes, idle_bytes) = shell.context.as_ref().map_or((0, 0), |side| side.state.kv_bytes());
-                shell.tell(HostMessage::Heartbeat { kv_bytes, idle_bytes });
-                shell.tell(HostMessage::Links(shell.links()));
+                shell.report(HostMessage::Heartbeat { kv_bytes, idle_bytes });
+                shell.report(HostMessage::Links(shell.links()));
                 let _ = handled.send(());
             }
-            Message::Introduce(reply) => {
+            HostActorMessage::Introduce(reply) => {
                 let contexts = shell.context.as_ref().map(|side| side.state.contexts());
                 let jobs = shell.query.as_ref().map(|side| side.state.jobs());
                 let _ = reply.send((contexts.unwrap_or_default(), jobs.unwrap_or_default()));
@@ -124,29 +128,33 @@ impl<B: Backend> Actor for HostActor<B> {
         Ok(())
     }
 
-    async fn post_stop(&self, _: ActorRef<Message<B>>, shell: &mut Shell<B>) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(
+        &self,
+        _: ActorRef<HostActorMessage<B>>,
+        shell: &mut HostShell<B>,
+    ) -> Result<(), ActorProcessingErr> {
         (shell.context, shell.query) = (None, None);
         Ok(())
     }
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<Message<B>>,
+        _: ActorRef<HostActorMessage<B>>,
         event: SupervisionEvent,
-        _: &mut Shell<B>,
+        _: &mut HostShell<B>,
     ) -> Result<(), ActorProcessingErr> {
         tracing::debug!(?event, "supervision");
         Ok(())
     }
 }
 
-impl<B: Backend> Shell<B> {
-    fn loaded(&mut self, model: LoadedModel<B>, myself: &ActorRef<Message<B>>) {
+impl<B: Backend> HostShell<B> {
+    fn loaded(&mut self, model: LoadedModel<B>, myself: &ActorRef<HostActorMessage<B>>) {
         self.cores = Some(model.cores.clone());
-        let hands_over = self.config.hands_over.unwrap_or_else(|| HandsOver::of(model.decoder.backend()));
+        let hands_over = self.config.hands_over.unwrap_or_else(|| DeviceHandover::of(model.decoder.backend()));
         if self.config.encodes {
             let actor = myself.clone();
-            let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
+            let post: ReportSink<_> = Arc::new(move |event| drop(actor.cast(HostActorMessage::Context(event))));
             self.context = Some(ContextSide::start(
                 self.transports.data.clone(),
                 &model,
@@ -156,7 +164,7 @@ impl<B: Backend> Shell<B> {
         }
         if self.config.generates {
             let actor = myself.clone();
-            let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Query(event))));
+            let post: ReportSink<_> = Arc::new(move |event| drop(actor.cast(HostActorMessage::Query(event))));
             self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), hands_over, post));
         }
     }
@@ -167,10 +175,10 @@ impl<B: Backend> Shell<B> {
             HostCommand::Encode(order) if self.context.is_none() => self.cannot_encode(&order),
             HostCommand::Generate(order) if self.query.is_none() => self.cannot_generate(&order),
             HostCommand::Ids(_) | HostCommand::Encode(_) | HostCommand::Release { .. } => {
-                self.context(context_host::Event::Command(command));
+                self.context(context_host::ContextHostEvent::Command(command));
             }
             HostCommand::Generate(_) | HostCommand::Holders { .. } | HostCommand::Stop { .. } => {
-                self.query(query_host::Event::Command(command));
+                self.query(query_host::QueryHostEvent::Command(command));
             }
             HostCommand::Measure { peers } => self.measure(peers),
             HostCommand::Welcome { .. }
@@ -191,14 +199,14 @@ impl<B: Backend> Shell<B> {
         });
     }
 
-    fn context(&mut self, event: context_host::Event) {
+    fn context(&mut self, event: context_host::ContextHostEvent) {
         let (now, outbox) = (self.started.elapsed(), &self.outbox);
         if let Some(side) = &mut self.context {
             side.handle(now, event, &mut |message| send(outbox, message));
         }
     }
 
-    fn query(&mut self, event: query_host::Event) {
+    fn query(&mut self, event: query_host::QueryHostEvent) {
         let (now, outbox) = (self.started.elapsed(), &self.outbox);
         if let Some(side) = &mut self.query {
             side.handle(now, event, &mut |message| send(outbox, message));
@@ -220,19 +228,19 @@ impl<B: Backend> Shell<B> {
         report
     }
 
-    fn tell(&self, message: HostMessage) {
+    fn report(&self, message: HostMessage) {
         send(&self.outbox, message);
     }
 
     fn cannot_encode(&self, order: &EncodeShards) {
         let (context, attempt, peer_lost) = (order.context, order.attempt, false);
         let (code, message) = self.wrong_role("encode");
-        self.tell(HostMessage::NotEncoded { context, attempt, peer_lost, code, message });
+        self.report(HostMessage::NotEncoded { context, attempt, peer_lost, code, message });
     }
 
     fn cannot_generate(&self, order: &Generate) {
         let (code, message) = self.wrong_role("generate");
-        self.tell(HostMessage::Failed { job: order.job, code, message });
+        self.report(HostMessage::Failed { job: order.job, code, message });
     }
 
     fn wrong_role(&self, what: &str) -> (String, String) {

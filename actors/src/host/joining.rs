@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use asterism_transport::{Link, Transport, TransportError, certificates::MemberRole};
 
 use crate::{
-    authority::{self, Act, Party},
+    authority::{self, Action, Party},
     error::HostError,
     link::{self, Inbox, InboxError, Outbox},
     messages::{Hello, HostCommand, HostMessage},
@@ -43,7 +43,7 @@ pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transpor
     };
     let link = transport.connect(supervisor).await.map_err(unreachable)?;
     let party = authority::party(link.peer(), Party::Member(MemberRole::Supervisor));
-    if let Err(denied) = authority::check(party, Act::Welcome) {
+    if let Err(denied) = authority::check(party, Action::Welcome) {
         let got = link::peer_name(link.as_ref());
         metric::refused(denied.code(), &got, &denied);
         link.close(&denied.to_string());

@@ -7,7 +7,7 @@ use crate::messages::GpuMemory;
 
 /// What a host computes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum ComputeKind {
     /// Phase 1: much at a time.
     Encoding,
     /// Phase 2, on a query host: a little at a time, much of which is waiting.
@@ -20,10 +20,10 @@ pub enum Work {
 pub trait Cores: Debug + Send + Sync {
     /// This host computes from now on, with what the others leave it. Said again while it goes on, as others begin and end;
     /// answers are said once each.
-    fn begin(&self, work: Work);
+    fn begin(&self, work: ComputeKind);
 
     /// It no longer does.
-    fn end(&self, work: Work);
+    fn end(&self, work: ComputeKind);
 
     /// Threads that it computes with now; 0 where that is not known.
     fn threads(&self) -> usize;
@@ -37,12 +37,12 @@ pub trait Cores: Debug + Send + Sync {
 /// Computes with what others leave, until it is dropped.
 pub struct Computing {
     cores: Arc<dyn Cores>,
-    work: Work,
+    work: ComputeKind,
 }
 
 impl Computing {
     /// From now on.
-    pub fn begin(cores: &Arc<dyn Cores>, work: Work) -> Self {
+    pub fn begin(cores: &Arc<dyn Cores>, work: ComputeKind) -> Self {
         cores.begin(work);
         Self { cores: cores.clone(), work }
     }
@@ -59,9 +59,9 @@ impl Drop for Computing {
 pub struct OwnDevice;
 
 impl Cores for OwnDevice {
-    fn begin(&self, _: Work) {}
+    fn begin(&self, _: ComputeKind) {}
 
-    fn end(&self, _: Work) {}
+    fn end(&self, _: ComputeKind) {}
 
     fn threads(&self) -> usize {
         0

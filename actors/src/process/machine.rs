@@ -24,15 +24,15 @@ thread_local! {
     /// When the simulation on this thread began, if it is one's.
     static SIMULATION: Cell<Option<Instant>> = const { Cell::new(None) };
     /// On a thread that takes turns: how it gives its turn up.
-    static SEAT: RefCell<Seat> = const { RefCell::new(Seat::Own) };
+    static SEAT: RefCell<WaitMode> = const { RefCell::new(WaitMode::Own) };
 }
 
 /// What a thread does when it waits.
-enum Seat {
+enum WaitMode {
     /// It waits.
     Own,
     /// It lets others run until it is woken.
-    Turns(Turns),
+    Turns(ThreadTurns),
     /// Nobody wakes it any more: it ends.
     Over,
 }
@@ -106,13 +106,13 @@ impl Thread {
 
 /// Waits on a thread of [`spawn`] or [`Thread`].
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let mut turns = match SEAT.replace(Seat::Over) {
-        Seat::Own => {
-            SEAT.set(Seat::Own);
+    let mut turns = match SEAT.replace(WaitMode::Over) {
+        WaitMode::Own => {
+            SEAT.set(WaitMode::Own);
             return Handle::current().block_on(future);
         }
-        Seat::Turns(turns) => turns,
-        Seat::Over => resume_unwind(Box::new(Ended)),
+        WaitMode::Turns(turns) => turns,
+        WaitMode::Over => resume_unwind(Box::new(ThreadEnded)),
     };
     let mut future = pin!(future);
     let output = loop {
@@ -121,29 +121,29 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => turns.give_up(),
         }
     };
-    SEAT.set(Seat::Turns(turns));
+    SEAT.set(WaitMode::Turns(turns));
     output
 }
 
 /// What a thread unwinds with that nobody wakes any more.
-struct Ended;
+struct ThreadEnded;
 
 /// A thread's side of the turns.
-struct Turns {
+struct ThreadTurns {
     given: Receiver<Waker>,
     over: Sender<()>,
     /// Wakes the task that gives the turns.
     waker: Waker,
 }
 
-impl Turns {
+impl ThreadTurns {
     /// Lets others run until there is a reason to go on.
     fn give_up(&mut self) {
         // An error means the same as the one below.
         let _ = self.over.send(());
         match self.given.recv() {
             Ok(waker) => self.waker = waker,
-            Err(_) => resume_unwind(Box::new(Ended)),
+            Err(_) => resume_unwind(Box::new(ThreadEnded)),
         }
     }
 }
@@ -162,11 +162,11 @@ impl<T: Send + 'static> TakingTurns<T> {
         let run = move || {
             let _runtime = runtime.enter();
             SIMULATION.set(simulation);
-            let Ok(waker) = given.recv() else { return Err(Box::new(Ended) as Box<dyn Any + Send>) };
-            SEAT.set(Seat::Turns(Turns { given, over: end, waker }));
+            let Ok(waker) = given.recv() else { return Err(Box::new(ThreadEnded) as Box<dyn Any + Send>) };
+            SEAT.set(WaitMode::Turns(ThreadTurns { given, over: end, waker }));
             let done = catch_unwind(AssertUnwindSafe(work));
             // Its end is the end of its turn.
-            SEAT.set(Seat::Over);
+            SEAT.set(WaitMode::Over);
             done
         };
         let thread = thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");
@@ -218,14 +218,14 @@ mod tests {
 
     #[test]
     fn threads_take_turns_and_time_passes_while_all_wait() {
-        let said = simulated(async {
-            let (said, began) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+        let stated = simulated(async {
+            let (stated, began) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
             let threads = [3_u64, 2].map(|step| {
-                let said = said.clone();
+                let stated = stated.clone();
                 spawn(move || {
                     for _ in 0..3 {
                         block_on(sleep(Duration::from_secs(step)));
-                        said.lock().unwrap().push((step, began.elapsed().as_secs()));
+                        stated.lock().unwrap().push((step, began.elapsed().as_secs()));
                     }
                 })
             });
@@ -233,9 +233,9 @@ mod tests {
                 thread.await.expect("no panic");
             }
             assert_eq!(unix_time(), SIMULATED_START + Duration::from_secs(9));
-            Arc::into_inner(said).expect("they ended").into_inner().unwrap()
+            Arc::into_inner(stated).expect("they ended").into_inner().unwrap()
         });
-        assert_eq!(said, [(2, 2), (3, 3), (2, 4), (3, 6), (2, 6), (3, 9)]);
+        assert_eq!(stated, [(2, 2), (3, 3), (2, 4), (3, 6), (2, 6), (3, 9)]);
     }
 
     #[test]

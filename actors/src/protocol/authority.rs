@@ -9,7 +9,7 @@ use std::fmt;
 use asterism_transport::certificates::{Member, MemberRole};
 use thiserror::Error;
 
-use crate::messages::{Hello, HostCommand, HostMessage, HostRole, Opening};
+use crate::messages::{ChannelOpening, Hello, HostCommand, HostMessage, HostRole};
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +23,16 @@ pub enum Party {
 }
 
 use Party::{Client, Stranger};
-const SUPERVISOR: Party = Party::Member(MemberRole::Supervisor);
-const NODE: Party = Party::Member(MemberRole::Node);
-const CONTEXT: Party = Party::Member(MemberRole::Context);
-const QUERY: Party = Party::Member(MemberRole::Query);
-const SPARE: Party = Party::Member(MemberRole::Spare);
+const SUPERVISOR_PARTY: Party = Party::Member(MemberRole::Supervisor);
+const NODE_PARTY: Party = Party::Member(MemberRole::Node);
+const CONTEXT_PARTY: Party = Party::Member(MemberRole::Context);
+const QUERY_PARTY: Party = Party::Member(MemberRole::Query);
+const SPARE_PARTY: Party = Party::Member(MemberRole::Spare);
 
 impl Party {
     /// All of them.
-    pub const ALL: [Self; 7] = [CONTEXT, QUERY, NODE, SPARE, SUPERVISOR, Client, Stranger];
+    pub const ALL: [Self; 7] =
+        [CONTEXT_PARTY, QUERY_PARTY, NODE_PARTY, SPARE_PARTY, SUPERVISOR_PARTY, Client, Stranger];
 }
 
 impl fmt::Display for Party {
@@ -47,7 +48,7 @@ impl fmt::Display for Party {
 /// Something to be said, or a door to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each is the message of its name")]
-pub enum Act {
+pub enum Action {
     // To the supervisor.
     Hello,
     Ready,
@@ -89,88 +90,88 @@ pub enum Act {
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     /// What.
-    pub act: Act,
+    pub act: Action,
     /// By whom.
     pub by: &'static [Party],
 }
 
-const fn rule(act: Act, by: &'static [Party]) -> Rule {
+const fn rule(act: Action, by: &'static [Party]) -> Rule {
     Rule { act, by }
 }
 
-const HOSTS: &[Party] = &[CONTEXT, QUERY, SPARE];
+const HOST_PARTIES: &[Party] = &[CONTEXT_PARTY, QUERY_PARTY, SPARE_PARTY];
 /// With `recovery = "redistribute"` every host does the work of every other; what it is given to do, the supervisor decides.
-const WORKERS: &[Party] = HOSTS;
-const HOSTS_AND_NODES: &[Party] = &[CONTEXT, QUERY, SPARE, NODE];
-const ORDERS: &[Party] = &[SUPERVISOR];
+const WORKERS: &[Party] = HOST_PARTIES;
+const HOSTS_AND_NODES: &[Party] = &[CONTEXT_PARTY, QUERY_PARTY, SPARE_PARTY, NODE_PARTY];
+const ORDERS: &[Party] = &[SUPERVISOR_PARTY];
 const CLIENTS: &[Party] = &[Client];
 const EVERYBODY: &[Party] = &Party::ALL;
 
 /// The table. What is not in it nobody may do.
 pub const TABLE: &[Rule] = &[
-    rule(Act::Hello, HOSTS_AND_NODES),
-    rule(Act::Ready, HOSTS),
-    rule(Act::Unfit, HOSTS),
-    rule(Act::Heartbeat, HOSTS_AND_NODES),
-    rule(Act::Links, HOSTS),
-    rule(Act::Measured, HOSTS),
-    rule(Act::Progress, WORKERS),
-    rule(Act::Encoded, WORKERS),
-    rule(Act::NotEncoded, WORKERS),
-    rule(Act::Token, WORKERS),
-    rule(Act::Generated, WORKERS),
-    rule(Act::Stalled, WORKERS),
-    rule(Act::Failed, WORKERS),
-    rule(Act::Exited, &[NODE]),
-    rule(Act::Seen, &[NODE]),
-    rule(Act::Welcome, ORDERS),
-    rule(Act::Refuse, ORDERS),
-    rule(Act::Encode, ORDERS),
-    rule(Act::Generate, ORDERS),
-    rule(Act::Holders, ORDERS),
-    rule(Act::Stop, ORDERS),
-    rule(Act::Release, ORDERS),
-    rule(Act::Measure, ORDERS),
-    rule(Act::Kill, ORDERS),
-    rule(Act::Shutdown, ORDERS),
-    rule(Act::Attach, WORKERS),
-    rule(Act::Pass, WORKERS),
-    rule(Act::Join, CLIENTS),
-    rule(Act::Renew, &[NODE]),
-    rule(Act::Http("GET", "/livez"), EVERYBODY),
-    rule(Act::Http("GET", "/readyz"), EVERYBODY),
-    rule(Act::Http("GET", "/metrics"), EVERYBODY),
-    rule(Act::Http("GET", "/"), EVERYBODY),
-    rule(Act::Http("GET", "/console.css"), EVERYBODY),
-    rule(Act::Http("GET", "/console.js"), EVERYBODY),
-    rule(Act::Http("GET", "/api/openapi.json"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/jobs"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/jobs"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/jobs/{id}"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/jobs/{id}/events"), CLIENTS),
-    rule(Act::Http("DELETE", "/api/v1/jobs/{id}"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/jobs/{id}/cancel"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/hosts"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/hosts/{name}"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/hosts/{name}/cordon"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/hosts/{name}/uncordon"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/hosts/{name}/drain"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/hosts/{name}/replace"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/sessions"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/sessions"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/sessions/{name}"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/sessions/{name}/append"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/sessions/{name}/extend"), CLIENTS),
-    rule(Act::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/join-tokens"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/self-test"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/self-test"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/links"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/links"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/topology"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/events"), CLIENTS),
-    rule(Act::Http("GET", "/api/v1/version"), CLIENTS),
-    rule(Act::Http("POST", "/api/v1/shutdown"), CLIENTS),
+    rule(Action::Hello, HOSTS_AND_NODES),
+    rule(Action::Ready, HOST_PARTIES),
+    rule(Action::Unfit, HOST_PARTIES),
+    rule(Action::Heartbeat, HOSTS_AND_NODES),
+    rule(Action::Links, HOST_PARTIES),
+    rule(Action::Measured, HOST_PARTIES),
+    rule(Action::Progress, WORKERS),
+    rule(Action::Encoded, WORKERS),
+    rule(Action::NotEncoded, WORKERS),
+    rule(Action::Token, WORKERS),
+    rule(Action::Generated, WORKERS),
+    rule(Action::Stalled, WORKERS),
+    rule(Action::Failed, WORKERS),
+    rule(Action::Exited, &[NODE_PARTY]),
+    rule(Action::Seen, &[NODE_PARTY]),
+    rule(Action::Welcome, ORDERS),
+    rule(Action::Refuse, ORDERS),
+    rule(Action::Encode, ORDERS),
+    rule(Action::Generate, ORDERS),
+    rule(Action::Holders, ORDERS),
+    rule(Action::Stop, ORDERS),
+    rule(Action::Release, ORDERS),
+    rule(Action::Measure, ORDERS),
+    rule(Action::Kill, ORDERS),
+    rule(Action::Shutdown, ORDERS),
+    rule(Action::Attach, WORKERS),
+    rule(Action::Pass, WORKERS),
+    rule(Action::Join, CLIENTS),
+    rule(Action::Renew, &[NODE_PARTY]),
+    rule(Action::Http("GET", "/livez"), EVERYBODY),
+    rule(Action::Http("GET", "/readyz"), EVERYBODY),
+    rule(Action::Http("GET", "/metrics"), EVERYBODY),
+    rule(Action::Http("GET", "/"), EVERYBODY),
+    rule(Action::Http("GET", "/console.css"), EVERYBODY),
+    rule(Action::Http("GET", "/console.js"), EVERYBODY),
+    rule(Action::Http("GET", "/api/openapi.json"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/jobs"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/jobs"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/jobs/{id}"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/jobs/{id}/events"), CLIENTS),
+    rule(Action::Http("DELETE", "/api/v1/jobs/{id}"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/jobs/{id}/cancel"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/hosts"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/hosts/{name}"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/cordon"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/uncordon"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/drain"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/replace"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/sessions"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/sessions"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/sessions/{name}"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/sessions/{name}/append"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/sessions/{name}/extend"), CLIENTS),
+    rule(Action::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/join-tokens"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/self-test"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/self-test"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/links"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/links"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/topology"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/events"), CLIENTS),
+    rule(Action::Http("GET", "/api/v1/version"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/shutdown"), CLIENTS),
 ];
 
 /// Why something was refused to somebody.
@@ -182,7 +183,7 @@ pub enum Denied {
         /// Who asked.
         who: Party,
         /// For what.
-        act: Act,
+        act: Action,
     },
     /// Not this member.
     #[error("the certificate is for {got}, expected {expected}")]
@@ -204,17 +205,17 @@ impl Denied {
     }
 }
 
-fn listed(act: Act) -> String {
+fn listed(act: Action) -> String {
     let by = rule_of(act).map_or(&[][..], |rule| rule.by);
     by.iter().map(Party::to_string).collect::<Vec<_>>().join(" or ")
 }
 
-fn rule_of(act: Act) -> Option<&'static Rule> {
+fn rule_of(act: Action) -> Option<&'static Rule> {
     TABLE.iter().find(|rule| rule.act == act)
 }
 
 /// Whether a party may do something.
-pub fn allows(who: Party, act: Act) -> bool {
+pub fn allows(who: Party, act: Action) -> bool {
     rule_of(act).is_some_and(|rule| rule.by.contains(&who))
 }
 
@@ -222,14 +223,14 @@ pub fn allows(who: Party, act: Act) -> bool {
 ///
 /// # Errors
 /// [`Denied::Role`] when the table does not have it.
-pub fn check(who: Party, act: Act) -> Result<(), Denied> {
+pub fn check(who: Party, act: Action) -> Result<(), Denied> {
     if allows(who, act) { Ok(()) } else { Err(Denied::Role { who, act }) }
 }
 
 /// The table's entry for a method and the pattern of a path.
-pub fn endpoint(method: &str, path: &str) -> Option<Act> {
+pub fn endpoint(method: &str, path: &str) -> Option<Action> {
     let acts = TABLE.iter().map(|rule| rule.act);
-    acts.into_iter().find(|act| matches!(act, Act::Http(known, pattern) if (*known, *pattern) == (method, path)))
+    acts.into_iter().find(|act| matches!(act, Action::Http(known, pattern) if (*known, *pattern) == (method, path)))
 }
 
 /// Who a peer is: by its certificate, or where there are none, what it is taken for.
@@ -243,7 +244,7 @@ pub fn party(peer: Option<&Member>, otherwise: Party) -> Party {
 /// [`Denied`] when its certificate says otherwise.
 pub fn is_host(peer: Option<&Member>, name: &str) -> Result<(), Denied> {
     match peer {
-        Some(member) if member.name != name || !HOSTS.contains(&Party::Member(member.role)) => {
+        Some(member) if member.name != name || !HOST_PARTIES.contains(&Party::Member(member.role)) => {
             Err(Denied::Member { expected: format!("host {name}"), got: member.to_string() })
         }
         _ => Ok(()),
@@ -278,9 +279,9 @@ impl HostRole {
 }
 
 /// A message that not everybody may say.
-pub trait Spoken {
+pub trait AuthorizedMessage {
     /// Its entry in the table.
-    fn act(&self) -> Act;
+    fn act(&self) -> Action;
 
     /// Who says it where that is not known by a certificate, if it tells.
     fn claim(&self) -> Option<Party> {
@@ -297,24 +298,24 @@ pub trait Spoken {
     }
 }
 
-impl Spoken for HostMessage {
-    fn act(&self) -> Act {
+impl AuthorizedMessage for HostMessage {
+    fn act(&self) -> Action {
         match self {
-            Self::Hello(_) => Act::Hello,
-            Self::Ready { .. } => Act::Ready,
-            Self::Unfit { .. } => Act::Unfit,
-            Self::Heartbeat { .. } => Act::Heartbeat,
-            Self::Links(_) => Act::Links,
-            Self::Measured { .. } => Act::Measured,
-            Self::Progress { .. } => Act::Progress,
-            Self::Encoded(_) => Act::Encoded,
-            Self::NotEncoded { .. } => Act::NotEncoded,
-            Self::Token { .. } => Act::Token,
-            Self::Generated { .. } => Act::Generated,
-            Self::Stalled { .. } => Act::Stalled,
-            Self::Failed { .. } => Act::Failed,
-            Self::Exited { .. } => Act::Exited,
-            Self::Seen { .. } => Act::Seen,
+            Self::Hello(_) => Action::Hello,
+            Self::Ready { .. } => Action::Ready,
+            Self::Unfit { .. } => Action::Unfit,
+            Self::Heartbeat { .. } => Action::Heartbeat,
+            Self::Links(_) => Action::Links,
+            Self::Measured { .. } => Action::Measured,
+            Self::Progress { .. } => Action::Progress,
+            Self::Encoded(_) => Action::Encoded,
+            Self::NotEncoded { .. } => Action::NotEncoded,
+            Self::Token { .. } => Action::Token,
+            Self::Generated { .. } => Action::Generated,
+            Self::Stalled { .. } => Action::Stalled,
+            Self::Failed { .. } => Action::Failed,
+            Self::Exited { .. } => Action::Exited,
+            Self::Seen { .. } => Action::Seen,
         }
     }
 
@@ -333,37 +334,37 @@ impl Spoken for HostMessage {
     }
 }
 
-impl Spoken for HostCommand {
-    fn act(&self) -> Act {
+impl AuthorizedMessage for HostCommand {
+    fn act(&self) -> Action {
         match self {
-            Self::Welcome { .. } => Act::Welcome,
-            Self::Refuse { .. } => Act::Refuse,
-            Self::Ids(_) | Self::Encode(_) => Act::Encode,
-            Self::Generate(_) => Act::Generate,
-            Self::Holders { .. } => Act::Holders,
-            Self::Stop { .. } => Act::Stop,
-            Self::Release { .. } => Act::Release,
-            Self::Measure { .. } => Act::Measure,
-            Self::Kill { .. } => Act::Kill,
-            Self::Shutdown => Act::Shutdown,
+            Self::Welcome { .. } => Action::Welcome,
+            Self::Refuse { .. } => Action::Refuse,
+            Self::Ids(_) | Self::Encode(_) => Action::Encode,
+            Self::Generate(_) => Action::Generate,
+            Self::Holders { .. } => Action::Holders,
+            Self::Stop { .. } => Action::Stop,
+            Self::Release { .. } => Action::Release,
+            Self::Measure { .. } => Action::Measure,
+            Self::Kill { .. } => Action::Kill,
+            Self::Shutdown => Action::Shutdown,
         }
     }
 
     fn claim(&self) -> Option<Party> {
-        Some(SUPERVISOR)
+        Some(SUPERVISOR_PARTY)
     }
 }
 
-impl Spoken for Opening {
-    fn act(&self) -> Act {
+impl AuthorizedMessage for ChannelOpening {
+    fn act(&self) -> Action {
         match self {
-            Self::Attach(_) | Self::Detach { .. } | Self::Probe => Act::Attach,
-            Self::Pass { .. } => Act::Pass,
+            Self::Attach(_) | Self::Detach { .. } | Self::Probe => Action::Attach,
+            Self::Pass { .. } => Action::Pass,
         }
     }
 
     fn claim(&self) -> Option<Party> {
-        Some(CONTEXT)
+        Some(CONTEXT_PARTY)
     }
 }
 
@@ -371,7 +372,11 @@ impl Spoken for Opening {
 ///
 /// # Errors
 /// [`Denied`] when its role may not, or when it is another's to say.
-pub fn admit(peer: Option<&Member>, claimed: &mut Option<Party>, message: &impl Spoken) -> Result<(), Denied> {
+pub fn admit(
+    peer: Option<&Member>,
+    claimed: &mut Option<Party>,
+    message: &impl AuthorizedMessage,
+) -> Result<(), Denied> {
     let claim = *claimed.get_or_insert_with(|| message.claim().unwrap_or(Stranger));
     check(party(peer, claim), message.act())?;
     message.is_of(peer)
@@ -387,13 +392,13 @@ mod tests {
             assert!(TABLE[..at].iter().all(|other| other.act != rule.act), "{rule:?}");
             assert!(!rule.by.is_empty(), "{rule:?}");
         }
-        assert_eq!(endpoint("GET", "/livez"), Some(Act::Http("GET", "/livez")));
+        assert_eq!(endpoint("GET", "/livez"), Some(Action::Http("GET", "/livez")));
         assert_eq!(endpoint("PUT", "/livez"), None);
     }
 
     #[test]
     fn a_refusal_says_who_and_expected_whom() {
-        let denied = check(CONTEXT, Act::Exited).expect_err("only nodes say so");
+        let denied = check(CONTEXT_PARTY, Action::Exited).expect_err("only nodes say so");
         assert_eq!(denied.to_string(), "a context may not do Exited: expected a node");
         let peer = Member::new("prod", MemberRole::Context, "context-1");
         let hello = Hello { name: "query-0".into(), role: HostRole::Query, ..Hello::default() };

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    authority::{self, Denied, Party, Spoken},
+    authority::{self, AuthorizedMessage, Denied, Party},
     messages::{InvalidMessage, LinkReading, LinkReport, WireMessage},
     metric,
 };
@@ -139,7 +139,7 @@ pub struct Inbox {
 
 impl Inbox {
     /// The next message, or why there is none.
-    pub async fn receive<M: WireMessage + Spoken>(&mut self) -> Result<M, InboxError> {
+    pub async fn receive<M: WireMessage + AuthorizedMessage>(&mut self) -> Result<M, InboxError> {
         let peer = peer_name(self.link.as_ref());
         let frame = self.receiver.receive().await?.ok_or_else(|| InboxError::Closed { peer: peer.clone() })?;
         if frame.header.kind != FrameKind::Control {
@@ -237,13 +237,13 @@ impl Links {
 /// Whom links were opened to, and how often again. Keeps no link open.
 #[derive(Default)]
 pub struct LinkBook {
-    links: BTreeMap<String, Known>,
+    links: BTreeMap<String, KnownLink>,
     reconnects: u64,
     fallbacks: u64,
 }
 
 /// The latest link to a peer.
-struct Known {
+struct KnownLink {
     link: Weak<dyn Link>,
     transport: &'static str,
     why: String,
@@ -252,7 +252,7 @@ struct Known {
 impl LinkBook {
     /// A link to `peer` was opened, in the place of any before.
     pub fn opened(&mut self, peer: &str, Reached { link, transport, why }: &Reached) {
-        let known = Known { link: Arc::downgrade(link), transport, why: why.clone() };
+        let known = KnownLink { link: Arc::downgrade(link), transport, why: why.clone() };
         self.fallbacks += u64::from(!why.is_empty());
         self.reconnects += u64::from(self.links.insert(peer.to_string(), known).is_some());
     }
@@ -261,7 +261,7 @@ impl LinkBook {
     pub fn report(&self, report: &mut LinkReport) {
         report.reconnects += self.reconnects;
         report.fallbacks += self.fallbacks;
-        for (peer, Known { link, transport, why }) in &self.links {
+        for (peer, KnownLink { link, transport, why }) in &self.links {
             let link = link.upgrade();
             let rtt_s = link.as_ref().and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64());
             let open = link.is_some_and(|link| link.closed().now_or_never().is_none());

@@ -17,13 +17,13 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Carried, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times, ProcessReading, Refused,
-    SPREAD_SECONDS, Spread, Traffic,
+    Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times,
+    ProcessReading, Refused, SPREAD_SECONDS, Traffic,
 };
-pub use model::SaidModel;
+pub use model::ModelReport;
 pub use queries::{
-    Admitted, Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta,
-    QueryPart, Relay, ShardKeys, StreamingMask, Taken,
+    Admitted, Attach, ChannelOpening, InvalidMerge, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart,
+    QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardKeys, StreamingMask,
 };
 pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};
@@ -93,7 +93,7 @@ pub enum HostMessage {
         /// What decides the bits of its results, in words.
         numerics: String,
         /// The digest of the model.
-        model: Box<SaidModel>,
+        model: Box<ModelReport>,
     },
     /// The host cannot work; it ends after saying so.
     Unfit {
@@ -209,7 +209,7 @@ pub enum HostMessage {
 }
 
 /// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.
-pub type SaidToken = (u32, String, Option<Box<TokenLogprobs>>);
+pub type AnswerToken = (u32, String, Option<Box<TokenLogprobs>>);
 
 /// How a process looks to the node beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Archive, Serialize, Deserialize)]
@@ -320,7 +320,7 @@ pub struct Generate {
     /// The shards of the context: the keys that each must answer for, and how they are merged.
     pub shards: Vec<KeptShard>,
     /// What of the context it gets anew: keys that no shard answers for.
-    pub anew: Option<Box<Anew>>,
+    pub refresh_order: Option<Box<RefreshOrder>>,
     /// Partials that are merged at a time, above the groups of the shards.
     pub fan_in: u32,
     /// Which of the keys a row sees.

@@ -11,7 +11,7 @@ use rkyv::util::AlignedVec;
 
 use crate::{
     link::Links,
-    messages::{LinkPeer, LinkReport, MeasuredLink, Opening, WireMessage},
+    messages::{ChannelOpening, LinkPeer, LinkReport, MeasuredLink, WireMessage},
 };
 
 /// Bytes of the rows of a question about one layer, as models of some billion parameters have them.
@@ -22,7 +22,7 @@ const BULK_FRAMES: usize = 64;
 /// Before either is timed.
 const WARM_UP: usize = 20;
 /// Longest wait for one link's times.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Measures links one after another. Best run on a thread that may block: a query host asks from one.
 pub async fn measure(links: Arc<Links>, peers: Vec<LinkPeer>) -> Vec<MeasuredLink> {
@@ -32,8 +32,8 @@ pub async fn measure(links: Arc<Links>, peers: Vec<LinkPeer>) -> Vec<MeasuredLin
             let channel = links.reach(&host, &endpoints).await.map_err(|error| error.to_string())?;
             time(channel).await.map_err(|error| error.to_string())
         };
-        let timed = tokio::time::timeout(PATIENCE, reached).await;
-        let timed = timed.unwrap_or_else(|_| Err(format!("nothing was done within {PATIENCE:?}")));
+        let timed = tokio::time::timeout(PROBE_TIMEOUT, reached).await;
+        let timed = timed.unwrap_or_else(|_| Err(format!("nothing was done within {PROBE_TIMEOUT:?}")));
         let mut report = LinkReport::default();
         links.report(&mut report);
         let way = report.links.into_iter().find(|link| link.peer == host).unwrap_or_default();
@@ -49,7 +49,7 @@ pub async fn measure(links: Arc<Links>, peers: Vec<LinkPeer>) -> Vec<MeasuredLin
 
 /// Seconds there and back at the median, and bytes one way in a second.
 async fn time(mut channel: Channel) -> Result<(f64, f64), TransportError> {
-    channel.sender.send(Opening::Probe.frame()).await?;
+    channel.sender.send(ChannelOpening::Probe.frame()).await?;
     let (question, parcel) = (zeros(QUESTION), zeros(BULK_FRAME));
     let mut trips = Vec::with_capacity(ROUND_TRIPS);
     for round in 0..WARM_UP + ROUND_TRIPS {

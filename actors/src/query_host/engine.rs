@@ -13,15 +13,15 @@ use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    host::{CROWDED, LoadedModel, Post, ROOM_AFTER},
+    host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
     query_host::{
         arrival::Arrival,
         generation::{Chosen, End, Generation},
-        partials::contexts::Contexts,
-        refreshing::{Refresher, words},
-        schedule::{self, Room, Waiting},
+        partials::contexts::JobContexts,
+        refresh::{RefreshWorker, words},
+        schedule::{self, StepBudget, WaitingJob},
         spans::GenerationSpans,
-        state::{Event, GenerationEnd},
+        state::{GenerationEnd, QueryHostEvent},
     },
 };
 
@@ -31,17 +31,17 @@ const ROWS: usize = 512;
 /// The generations of a query host.
 pub struct Engine<B: Backend> {
     model: Arc<LoadedModel<B>>,
-    contexts: Contexts<B>,
+    contexts: JobContexts<B>,
     generations: BTreeMap<u64, Generation<B>>,
     /// Its thread starts with the first that needs it.
-    refresher: Option<Refresher<B>>,
+    refresher: Option<RefreshWorker<B>>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Steps taken.
     turn: u64,
     /// Steps in a row for which the device had no room.
     crowded: usize,
-    post: Post<Event>,
+    post: ReportSink<QueryHostEvent>,
 }
 
 /// Logits of a part's last row, if a token comes of it.
@@ -51,9 +51,9 @@ impl<B: Backend> Engine<B> {
     /// Generates nothing yet; what happens goes to `post`.
     pub fn new(
         model: Arc<LoadedModel<B>>,
-        contexts: Contexts<B>,
+        contexts: JobContexts<B>,
         arrivals: mpsc::UnboundedSender<Arrival>,
-        post: Post<Event>,
+        post: ReportSink<QueryHostEvent>,
     ) -> Self {
         Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, crowded: 0, post }
     }
@@ -61,8 +61,8 @@ impl<B: Backend> Engine<B> {
     /// Generates until it is told to close.
     pub fn run(mut self) {
         loop {
-            while let Some(arrival) = self.contexts.heard_by_now() {
-                if !self.hear(arrival) {
+            while let Some(arrival) = self.contexts.arrived_by_now() {
+                if !self.on_arrival(arrival) {
                     return;
                 }
             }
@@ -70,7 +70,7 @@ impl<B: Backend> Engine<B> {
             if !chosen.is_empty() {
                 self.step(chosen);
             } else if let Some(arrival) = self.contexts.wait()
-                && !self.hear(arrival)
+                && !self.on_arrival(arrival)
             {
                 return;
             }
@@ -78,7 +78,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Whether to go on.
-    fn hear(&mut self, arrival: Arrival) -> bool {
+    fn on_arrival(&mut self, arrival: Arrival) -> bool {
         match arrival {
             Arrival::Begin(mut order) => {
                 let spans = GenerationSpans::of(&order);
@@ -87,9 +87,12 @@ impl<B: Backend> Engine<B> {
                 let (job, arrivals) = (order.job, self.arrivals.clone());
                 let done = move || drop(arrivals.send(Arrival::Fresh { job }));
                 let decoder = &self.model.decoder;
-                let start = || Refresher::start(decoder.clone());
+                let start = || RefreshWorker::start(decoder.clone());
                 let refresher = &mut self.refresher;
-                let awaited = order.anew.take().map(|anew| refresher.get_or_insert_with(start).order(*anew, done));
+                let awaited = order
+                    .refresh_order
+                    .take()
+                    .map(|refresh_order| refresher.get_or_insert_with(start).order(*refresh_order, done));
                 self.generations.insert(job, Generation::new(self.model.clone(), (*order, spans), awaited));
             }
             Arrival::Fresh { job } => {
@@ -112,10 +115,10 @@ impl<B: Backend> Engine<B> {
         let ready = self.generations.iter().filter(ready);
         let waiting = ready.map(|(&job, generation)| {
             let (rows, again) = generation.waiting();
-            Waiting { job, rows, again, shards: self.contexts.most_shards(job) }
+            WaitingJob { job, rows, again, shards: self.contexts.most_shards(job) }
         });
         let row_bytes = 4 * self.model.decoder.config().heads.packed_row();
-        let room = Room { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
+        let room = StepBudget { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
         schedule::choose(&waiting.collect::<Vec<_>>(), self.turn, room)
     }
 
@@ -176,11 +179,11 @@ impl<B: Backend> Engine<B> {
             }
         }
         let jobs: Vec<u64> = chosen.iter().map(|(job, _)| *job).collect();
-        let (ahead, ends) = match contexts.here(&jobs) {
-            Some(mut here) => (here.ahead(), step(decoder, &mut parts, &mut here)),
+        let (priority, ends) = match contexts.local_shards(&jobs) {
+            Some(mut local_shards) => (local_shards.priority(), step(decoder, &mut parts, &mut local_shards)),
             None => {
                 contexts.begin(jobs.into_iter().zip(tokens.iter().copied()).collect());
-                (vec![decoder.backend().ahead(Rank::Token)], step(decoder, &mut parts, contexts))
+                (vec![decoder.backend().priority(Rank::Token)], step(decoder, &mut parts, contexts))
             }
         };
         if ends.is_err() {
@@ -193,7 +196,7 @@ impl<B: Backend> Engine<B> {
                     tracing::warn!("the device's memory is full: a step waits for room");
                 }
                 self.crowded += 1;
-                drop(ahead);
+                drop(priority);
                 std::thread::sleep(ROOM_AFTER);
                 return Ok(chosen.iter().map(|_| Err(StepError::Later)).collect());
             }
@@ -211,7 +214,7 @@ impl<B: Backend> Engine<B> {
 
     fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {
         if let Some(token) = token {
-            (self.post)(Event::Token { job, token });
+            (self.post)(QueryHostEvent::Token { job, token });
         }
         if let Some(End { stopped, text }) = end {
             self.end(job, |times| GenerationEnd::Answered { stopped, text, times });
@@ -221,7 +224,7 @@ impl<B: Backend> Engine<B> {
     fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::messages::Phase2Times>) -> GenerationEnd) {
         if self.generations.remove(&job).is_some() {
             let times = self.contexts.remove(job);
-            (self.post)(Event::Ended { job, end: end(times) });
+            (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }
     }
 }

@@ -8,8 +8,8 @@ use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, Ste
 use crate::{
     api::TokenLogprobs,
     host::LoadedModel,
-    messages::{Generate, SaidToken},
-    query_host::{refreshing::Awaited, spans::GenerationSpans},
+    messages::{AnswerToken, Generate},
+    query_host::{refresh::PendingRefresh, spans::GenerationSpans},
 };
 
 /// A generation on its way.
@@ -20,7 +20,7 @@ pub struct Generation<B: Backend> {
     model: Arc<LoadedModel<B>>,
     order: Generate,
     /// Fresh keys that it has to wait for.
-    awaited: Option<Awaited<B>>,
+    awaited: Option<PendingRefresh<B>>,
     generator: Generator<B>,
     sampler: Sampler,
     text: TextStream,
@@ -40,7 +40,7 @@ pub struct Generation<B: Backend> {
 #[derive(Debug, Default, PartialEq)]
 pub struct Chosen {
     /// The token.
-    pub token: Option<SaidToken>,
+    pub token: Option<AnswerToken>,
     /// How the answer ends, if it does.
     pub end: Option<End>,
 }
@@ -59,7 +59,7 @@ impl<B: Backend> Generation<B> {
     pub fn new(
         model: Arc<LoadedModel<B>>,
         (order, spans): (Generate, Option<GenerationSpans>),
-        awaited: Option<Awaited<B>>,
+        awaited: Option<PendingRefresh<B>>,
     ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
@@ -81,7 +81,7 @@ impl<B: Backend> Generation<B> {
 
     /// Takes in the fresh keys that have come; the error is code and message of what failed.
     pub fn refresh(&mut self) -> Result<(), (String, String)> {
-        if let Some(fresh) = self.awaited.as_ref().and_then(Awaited::take) {
+        if let Some(fresh) = self.awaited.as_ref().and_then(PendingRefresh::take) {
             self.generator.refresh(fresh?);
             self.awaited = None;
         }

@@ -4,7 +4,7 @@ mod arrival;
 mod engine;
 mod generation;
 mod partials;
-mod refreshing;
+mod refresh;
 mod schedule;
 mod side;
 mod spans;
@@ -12,4 +12,4 @@ mod state;
 
 pub use partials::{gather, route};
 pub(crate) use side::QuerySide;
-pub use state::{Command, Event, GenerationEnd, QueryHostState};
+pub use state::{GenerationEnd, QueryHostCommand, QueryHostEvent, QueryHostState};

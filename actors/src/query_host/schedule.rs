@@ -3,7 +3,7 @@
 
 /// A job that waits for its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingJob {
     /// Job.
     pub job: u64,
     /// Rows it has to go through: what is left of its question, or one generated token.
@@ -16,14 +16,14 @@ pub struct Waiting {
 
 /// What a step may bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct StepBudget {
     /// Rows, which bound the memory that a step takes.
     pub rows: usize,
     /// Rows times shards, which bound a host's answer.
     pub partials: usize,
 }
 
-impl Room {
+impl StepBudget {
     /// Rows of this many shards each that fit.
     fn fits(self, shards: usize) -> usize {
         self.rows.min(self.partials / shards.max(1))
@@ -38,15 +38,16 @@ impl Room {
 /// Rows of the next step by job. A row alone holds nobody up, so that those who decode go together; a question is sure of a
 /// quarter of the room, and takes what they leave. Who comes first changes with `turn`, the number of the step, so that each
 /// gets on where not all fit. Whatever waits, one part is chosen.
-pub fn choose(waiting: &[Waiting], turn: u64, room: Room) -> Vec<(u64, usize)> {
+pub fn choose(waiting: &[WaitingJob], turn: u64, room: StepBudget) -> Vec<(u64, usize)> {
     let of = |question: bool| {
-        let mut jobs: Vec<&Waiting> = waiting.iter().filter(|one| one.rows > 0 && (one.rows > 1) == question).collect();
+        let mut jobs: Vec<&WaitingJob> =
+            waiting.iter().filter(|one| one.rows > 0 && (one.rows > 1) == question).collect();
         let by = turn.checked_rem(jobs.len() as u64).unwrap_or(0);
         jobs.rotate_left(by as usize);
         jobs
     };
     let (questions, mut left, mut chosen) = (of(true), room, Vec::new());
-    let quarter = Room { rows: room.rows / 4, partials: room.partials / 4 };
+    let quarter = StepBudget { rows: room.rows / 4, partials: room.partials / 4 };
     let sure = questions.first().map(|one| {
         let rows = one.again.unwrap_or(one.rows.min(quarter.fits(one.shards)).max(1));
         left.take(rows, one.shards);
@@ -77,10 +78,10 @@ pub fn choose(waiting: &[Waiting], turn: u64, room: Room) -> Vec<(u64, usize)> {
 mod tests {
     use super::*;
 
-    const ROOM: Room = Room { rows: 100, partials: 400 };
+    const ROOM: StepBudget = StepBudget { rows: 100, partials: 400 };
 
-    fn waiting(job: u64, rows: usize, shards: usize) -> Waiting {
-        Waiting { job, rows, again: None, shards }
+    fn waiting(job: u64, rows: usize, shards: usize) -> WaitingJob {
+        WaitingJob { job, rows, again: None, shards }
     }
 
     #[test]
@@ -102,14 +103,14 @@ mod tests {
 
     #[test]
     fn a_step_that_is_taken_again_is_the_same() {
-        let again = Waiting { again: Some(70), ..waiting(1, 200, 1) };
+        let again = WaitingJob { again: Some(70), ..waiting(1, 200, 1) };
         assert_eq!(choose(&[again, waiting(2, 60, 1)], 1, ROOM), [(2, 60)]);
         assert_eq!(choose(&[again, waiting(2, 60, 1)], 2, ROOM), [(1, 70), (2, 30)]);
     }
 
     #[test]
     fn nobody_waits_for_ever() {
-        let jobs: Vec<Waiting> = (0..40).map(|job| waiting(job, 1 + job as usize % 3 * 90, 30)).collect();
+        let jobs: Vec<WaitingJob> = (0..40).map(|job| waiting(job, 1 + job as usize % 3 * 90, 30)).collect();
         let mut served = [0; 40];
         for turn in 0..60 {
             choose(&jobs, turn, ROOM).into_iter().for_each(|(job, rows)| served[job as usize] += rows);

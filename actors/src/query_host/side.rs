@@ -7,17 +7,17 @@ use asterism_transport::DataPlane;
 use tokio::sync::mpsc;
 
 use crate::{
-    cores::{Cores, Work},
-    host::{HandsOver, LoadedModel, Post},
+    cluster_event::ClusterEventKind,
+    cores::{ComputeKind, Cores},
+    host::{DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine::Thread,
     messages::{Generate, HostMessage, LinkReport},
-    news::News,
     query_host::{
         arrival::Arrival,
         engine::Engine,
-        partials::{contexts::Contexts, lines::Lines},
-        state::{Command, Event, GenerationEnd, QueryHostState},
+        partials::{channels::HostChannels, contexts::JobContexts},
+        state::{GenerationEnd, QueryHostCommand, QueryHostEvent, QueryHostState},
     },
 };
 
@@ -28,25 +28,25 @@ pub struct QuerySide {
     links: Arc<Links>,
     engine: mpsc::UnboundedSender<Arrival>,
     /// Generations that run.
-    running: HashMap<u64, Running>,
+    running: HashMap<u64, RunningGeneration>,
     cores: Arc<dyn Cores>,
 }
 
 /// Of a generation that runs, what is told of it at its end.
-struct Running {
+struct RunningGeneration {
     began: Duration,
     /// Tokens that it made.
     tokens: usize,
 }
 
-impl Running {
-    fn ended(&self, now: Duration, number: u64, end: &GenerationEnd) -> News {
+impl RunningGeneration {
+    fn ended(&self, now: Duration, number: u64, end: &GenerationEnd) -> ClusterEventKind {
         let how = match end {
             GenerationEnd::Answered { .. } => "answered".to_string(),
             GenerationEnd::Stopped => "stopped".to_string(),
             GenerationEnd::Failed { code, .. } => code.clone(),
         };
-        News::GenerationEnded { number, how, tokens: self.tokens, took: now.saturating_sub(self.began) }
+        ClusterEventKind::GenerationEnded { number, how, tokens: self.tokens, took: now.saturating_sub(self.began) }
     }
 }
 
@@ -55,13 +55,13 @@ impl QuerySide {
     pub fn start<B: Backend>(
         plane: Arc<DataPlane>,
         model: Arc<LoadedModel<B>>,
-        hands_over: HandsOver,
-        post: Post<Event>,
+        hands_over: DeviceHandover,
+        post: ReportSink<QueryHostEvent>,
     ) -> Self {
         let (links, (engine, arrivals)) = (Arc::new(Links::new(plane)), mpsc::unbounded_channel());
-        let (cores, lines) = (model.cores.clone(), Lines::new(links.clone(), engine.clone()));
-        let decoder = (model.decoder.clone(), hands_over == HandsOver::Everything);
-        let contexts = Contexts::new(decoder, lines, arrivals, post.clone());
+        let (cores, lines) = (model.cores.clone(), HostChannels::new(links.clone(), engine.clone()));
+        let decoder = (model.decoder.clone(), hands_over == DeviceHandover::Everything);
+        let contexts = JobContexts::new(decoder, lines, arrivals, post.clone());
         let arrivals = engine.clone();
         let run = move || Engine::new(model, contexts, arrivals, post).run();
         Thread::start("generate", run).expect("the system starts a thread");
@@ -78,34 +78,36 @@ impl QuerySide {
         self.links.report(report);
     }
 
-    /// Applies an event; what the supervisor is to hear goes to `tell`.
-    pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
+    /// Applies an event; what the supervisor is to hear goes to `report`.
+    pub fn handle(&mut self, now: Duration, event: QueryHostEvent, report: &mut dyn FnMut(HostMessage)) {
         match &event {
-            Event::Token { job, .. } => self.running.get_mut(job).into_iter().for_each(|running| running.tokens += 1),
-            Event::Ended { job, end } => {
+            QueryHostEvent::Token { job, .. } => {
+                self.running.get_mut(job).into_iter().for_each(|running| running.tokens += 1)
+            }
+            QueryHostEvent::Ended { job, end } => {
                 self.running.remove(job).iter().for_each(|running| running.ended(now, *job, end).log());
                 if self.running.is_empty() {
-                    self.cores.end(Work::Generating);
+                    self.cores.end(ComputeKind::Generating);
                 }
             }
             _ => {}
         }
         for command in self.state.handle(now, event) {
             match command {
-                Command::Generate(generate) => self.begin(now, generate),
-                Command::Stop { job } => self.arrive(Arrival::Stop { job }),
-                Command::Holders { job, holders } => self.arrive(Arrival::Holders { job, holders }),
-                Command::Tell(message) => tell(message),
+                QueryHostCommand::Generate(generate) => self.begin(now, generate),
+                QueryHostCommand::Stop { job } => self.arrive(Arrival::Stop { job }),
+                QueryHostCommand::Holders { job, holders } => self.arrive(Arrival::Holders { job, holders }),
+                QueryHostCommand::Report(message) => report(message),
             }
         }
     }
 
     fn begin(&mut self, now: Duration, generate: Generate) {
-        self.cores.begin(Work::Generating);
-        self.running.insert(generate.job, Running { began: now, tokens: 0 });
+        self.cores.begin(ComputeKind::Generating);
+        self.running.insert(generate.job, RunningGeneration { began: now, tokens: 0 });
         let (number, context) = (generate.job, generate.context);
         let (query_tokens, generated) = (generate.query_ids.len(), generate.generated.len());
-        News::GenerationStarted { number, context, query_tokens, generated }.log();
+        ClusterEventKind::GenerationStarted { number, context, query_tokens, generated }.log();
         self.arrive(Arrival::Begin(Box::new(generate)));
     }
 

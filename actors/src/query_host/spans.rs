@@ -2,15 +2,15 @@
 
 use crate::{
     messages::Generate,
-    trace::{self, LayerSpans, Open},
+    trace::{self, LayerSpans, OpenSpan},
 };
 
 /// A generation under way.
 #[derive(Debug)]
 pub struct GenerationSpans {
     /// Dropped first: it ends no later than what it is a part of.
-    step: Open,
-    all: Open,
+    step: OpenSpan,
+    all: OpenSpan,
     has_asked: bool,
     tokens: usize,
 }
@@ -19,13 +19,13 @@ impl GenerationSpans {
     /// Of an order whose spans are wanted.
     pub fn of(order: &Generate) -> Option<Self> {
         let job = **order.trace.as_ref().filter(|_| trace::is_wanted())?;
-        let mut all = Open::under(job, "generate");
-        all.say("asterism.job.number", order.job);
-        all.say("asterism.context.number", order.context);
-        all.say("asterism.holders", order.holders.len());
-        all.say("asterism.generated.before", order.generated.len());
-        let mut step = Open::under(all.context(), "question");
-        step.say("asterism.query.tokens", order.query_ids.len());
+        let mut all = OpenSpan::under(job, "generate");
+        all.annotate("asterism.job.number", order.job);
+        all.annotate("asterism.context.number", order.context);
+        all.annotate("asterism.holders", order.holders.len());
+        all.annotate("asterism.generated.before", order.generated.len());
+        let mut step = OpenSpan::under(all.context(), "question");
+        step.annotate("asterism.query.tokens", order.query_ids.len());
         Some(Self { step, all, has_asked: false, tokens: 0 })
     }
 
@@ -38,7 +38,7 @@ impl GenerationSpans {
     pub fn stepped(&mut self) {
         if !self.has_asked {
             self.has_asked = true;
-            self.step = Open::under(self.all.context(), "decode");
+            self.step = OpenSpan::under(self.all.context(), "decode");
         }
         self.tokens += 1;
     }
@@ -46,6 +46,6 @@ impl GenerationSpans {
 
 impl Drop for GenerationSpans {
     fn drop(&mut self) {
-        self.all.say("asterism.steps", self.tokens);
+        self.all.annotate("asterism.steps", self.tokens);
     }
 }

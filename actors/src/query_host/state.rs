@@ -5,13 +5,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    messages::{Generate, HostCommand, HostMessage, Phase2Times, SaidToken, ShardHolder},
+    messages::{AnswerToken, Generate, HostCommand, HostMessage, Phase2Times, ShardHolder},
     ticket::Ticket,
 };
 
 /// What happens to a query host.
 #[derive(Debug)]
-pub enum Event {
+pub enum QueryHostEvent {
     /// The supervisor wants something.
     Command(HostCommand),
     /// A generation made its next token, or went through one that another host made.
@@ -19,7 +19,7 @@ pub enum Event {
         /// Job.
         job: u64,
         /// It.
-        token: SaidToken,
+        token: AnswerToken,
     },
     /// A generation waits: shards of a host do not answer.
     Stalled {
@@ -66,10 +66,10 @@ pub enum GenerationEnd {
 
 /// What a query host wants done.
 #[derive(Debug, PartialEq)]
-pub enum Command {
-    /// Generate; [`Event::Ended`] follows.
+pub enum QueryHostCommand {
+    /// Generate; [`QueryHostEvent::Ended`] follows.
     Generate(Generate),
-    /// Stop a generation; [`Event::Ended`] follows.
+    /// Stop a generation; [`QueryHostEvent::Ended`] follows.
     Stop {
         /// Job.
         job: u64,
@@ -82,28 +82,28 @@ pub enum Command {
         holders: Vec<ShardHolder>,
     },
     /// Tell the supervisor.
-    Tell(HostMessage),
+    Report(HostMessage),
 }
 
 /// The state.
 #[derive(Default)]
 pub struct QueryHostState {
-    jobs: BTreeMap<u64, Job>,
+    jobs: BTreeMap<u64, GenerationRecord>,
 }
 
 /// A generation that runs or has ended.
 #[derive(Default)]
-struct Job {
+struct GenerationRecord {
     /// What opens its context.
     ticket: Ticket,
     /// Tokens of the answer that the supervisor had with the order.
     known: usize,
-    tokens: Vec<SaidToken>,
-    phase: Phase,
+    tokens: Vec<AnswerToken>,
+    phase: GenerationPhase,
 }
 
 #[derive(Default)]
-enum Phase {
+enum GenerationPhase {
     #[default]
     Running,
     /// Told to stop; what was ordered meanwhile begins when it has.
@@ -114,78 +114,86 @@ enum Phase {
 
 impl QueryHostState {
     /// Applies one event.
-    pub fn handle(&mut self, _now: Duration, event: Event) -> Vec<Command> {
+    pub fn handle(&mut self, _now: Duration, event: QueryHostEvent) -> Vec<QueryHostCommand> {
         let mut commands = Vec::new();
         match event {
-            Event::Command(HostCommand::Generate(generate)) => self.order(generate, &mut commands),
-            Event::Command(HostCommand::Holders { job, holders }) => {
-                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
-                commands.extend(running.then_some(Command::Holders { job, holders }));
+            QueryHostEvent::Command(HostCommand::Generate(generate)) => self.order(generate, &mut commands),
+            QueryHostEvent::Command(HostCommand::Holders { job, holders }) => {
+                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, GenerationPhase::Running));
+                commands.extend(running.then_some(QueryHostCommand::Holders { job, holders }));
             }
-            Event::Command(HostCommand::Stop { job }) => self.stop(job, &mut commands),
-            Event::Command(_) => {}
-            Event::Token { job, token } => self.token(job, token, &mut commands),
-            Event::Stalled { job, host, wrong, cause } => {
-                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
-                commands.extend(running.then_some(Command::Tell(HostMessage::Stalled { job, host, wrong, cause })));
+            QueryHostEvent::Command(HostCommand::Stop { job }) => self.stop(job, &mut commands),
+            QueryHostEvent::Command(_) => {}
+            QueryHostEvent::Token { job, token } => self.token(job, token, &mut commands),
+            QueryHostEvent::Stalled { job, host, wrong, cause } => {
+                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, GenerationPhase::Running));
+                commands.extend(running.then_some(QueryHostCommand::Report(HostMessage::Stalled {
+                    job,
+                    host,
+                    wrong,
+                    cause,
+                })));
             }
-            Event::Ended { job, end } => self.ended(job, end, &mut commands),
+            QueryHostEvent::Ended { job, end } => self.ended(job, end, &mut commands),
         }
         commands
     }
 
     /// Jobs it generates for or has an answer of, and what opens their contexts.
     pub fn jobs(&self) -> Vec<(u64, Ticket)> {
-        let wanted = |record: &Job| !matches!(record.phase, Phase::Stopping(None));
+        let wanted = |record: &GenerationRecord| !matches!(record.phase, GenerationPhase::Stopping(None));
         self.jobs.iter().filter(|(_, record)| wanted(record)).map(|(job, record)| (*job, record.ticket)).collect()
     }
 
-    fn order(&mut self, generate: Generate, commands: &mut Vec<Command>) {
+    fn order(&mut self, generate: Generate, commands: &mut Vec<QueryHostCommand>) {
         let (job, ticket, known) = (generate.job, generate.ticket, generate.generated.len());
         let Some(record) = self.jobs.get_mut(&job) else {
-            self.jobs.insert(job, Job { ticket, known, ..Job::default() });
-            return commands.push(Command::Generate(generate));
+            self.jobs.insert(job, GenerationRecord { ticket, known, ..GenerationRecord::default() });
+            return commands.push(QueryHostCommand::Generate(generate));
         };
-        if let Phase::Stopping(next) = &mut record.phase {
+        if let GenerationPhase::Stopping(next) = &mut record.phase {
             *next = Some(Box::new(generate));
             return;
         }
         // A supervisor that came back may know less than the one that ordered it first.
         record.known = record.known.min(known);
-        commands.extend((record.known..record.tokens.len()).map(|index| Command::Tell(record.said(job, index))));
+        commands.extend(
+            (record.known..record.tokens.len()).map(|index| QueryHostCommand::Report(record.stated(job, index))),
+        );
         match &record.phase {
-            Phase::Ended(said) => commands.push(Command::Tell(said.clone())),
-            _ => commands.push(Command::Holders { job, holders: generate.holders }),
+            GenerationPhase::Ended(stated) => commands.push(QueryHostCommand::Report(stated.clone())),
+            _ => commands.push(QueryHostCommand::Holders { job, holders: generate.holders }),
         }
     }
 
-    fn stop(&mut self, job: u64, commands: &mut Vec<Command>) {
+    fn stop(&mut self, job: u64, commands: &mut Vec<QueryHostCommand>) {
         let Some(record) = self.jobs.get_mut(&job) else { return };
         match &mut record.phase {
-            Phase::Running => {
-                record.phase = Phase::Stopping(None);
-                commands.push(Command::Stop { job });
+            GenerationPhase::Running => {
+                record.phase = GenerationPhase::Stopping(None);
+                commands.push(QueryHostCommand::Stop { job });
             }
-            Phase::Stopping(next) => *next = None,
-            Phase::Ended(_) => drop(self.jobs.remove(&job)),
+            GenerationPhase::Stopping(next) => *next = None,
+            GenerationPhase::Ended(_) => drop(self.jobs.remove(&job)),
         }
     }
 
-    fn token(&mut self, job: u64, token: SaidToken, commands: &mut Vec<Command>) {
-        let Some(record) = self.jobs.get_mut(&job).filter(|record| matches!(record.phase, Phase::Running)) else {
+    fn token(&mut self, job: u64, token: AnswerToken, commands: &mut Vec<QueryHostCommand>) {
+        let Some(record) = self.jobs.get_mut(&job).filter(|record| matches!(record.phase, GenerationPhase::Running))
+        else {
             return;
         };
         let index = record.tokens.len();
         record.tokens.push(token);
         if index >= record.known {
-            commands.push(Command::Tell(record.said(job, index)));
+            commands.push(QueryHostCommand::Report(record.stated(job, index)));
         }
     }
 
-    fn ended(&mut self, job: u64, end: GenerationEnd, commands: &mut Vec<Command>) {
+    fn ended(&mut self, job: u64, end: GenerationEnd, commands: &mut Vec<QueryHostCommand>) {
         let Some(record) = self.jobs.get_mut(&job) else { return };
-        let said = match (&mut record.phase, end) {
-            (Phase::Stopping(next), _) => {
+        let stated = match (&mut record.phase, end) {
+            (GenerationPhase::Stopping(next), _) => {
                 let next = next.take();
                 self.jobs.remove(&job);
                 return next.into_iter().for_each(|next| self.order(*next, commands));
@@ -197,13 +205,13 @@ impl QueryHostState {
             (_, GenerationEnd::Failed { code, message }) => HostMessage::Failed { job, code, message },
             (_, GenerationEnd::Stopped) => return drop(self.jobs.remove(&job)),
         };
-        commands.push(Command::Tell(said.clone()));
-        record.phase = Phase::Ended(said);
+        commands.push(QueryHostCommand::Report(stated.clone()));
+        record.phase = GenerationPhase::Ended(stated);
     }
 }
 
-impl Job {
-    fn said(&self, job: u64, index: usize) -> HostMessage {
+impl GenerationRecord {
+    fn stated(&self, job: u64, index: usize) -> HostMessage {
         let (id, text, logprobs) = self.tokens[index].clone();
         HostMessage::Token { job, index: index as u32, id, text, logprobs }
     }
@@ -226,7 +234,7 @@ mod tests {
             generated: generated.to_vec(),
             query_start: 3,
             shards: Vec::new(),
-            anew: None,
+            refresh_order: None,
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
@@ -244,24 +252,24 @@ mod tests {
         }
     }
 
-    fn order(state: &mut QueryHostState, job: u64, generated: &[u32]) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Command(HostCommand::Generate(generate(job, generated))))
+    fn order(state: &mut QueryHostState, job: u64, generated: &[u32]) -> Vec<QueryHostCommand> {
+        state.handle(Duration::ZERO, QueryHostEvent::Command(HostCommand::Generate(generate(job, generated))))
     }
 
-    fn stop(state: &mut QueryHostState, job: u64) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Command(HostCommand::Stop { job }))
+    fn stop(state: &mut QueryHostState, job: u64) -> Vec<QueryHostCommand> {
+        state.handle(Duration::ZERO, QueryHostEvent::Command(HostCommand::Stop { job }))
     }
 
-    fn token(state: &mut QueryHostState, job: u64, id: u32) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Token { job, token: (id, id.to_string(), None) })
+    fn token(state: &mut QueryHostState, job: u64, id: u32) -> Vec<QueryHostCommand> {
+        state.handle(Duration::ZERO, QueryHostEvent::Token { job, token: (id, id.to_string(), None) })
     }
 
-    fn said(job: u64, index: u32, id: u32) -> Command {
-        Command::Tell(HostMessage::Token { job, index, id, text: id.to_string(), logprobs: None })
+    fn stated(job: u64, index: u32, id: u32) -> QueryHostCommand {
+        QueryHostCommand::Report(HostMessage::Token { job, index, id, text: id.to_string(), logprobs: None })
     }
 
-    fn ended(state: &mut QueryHostState, job: u64, end: GenerationEnd) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Ended { job, end })
+    fn ended(state: &mut QueryHostState, job: u64, end: GenerationEnd) -> Vec<QueryHostCommand> {
+        state.handle(Duration::ZERO, QueryHostEvent::Ended { job, end })
     }
 
     /// Of one step.
@@ -275,22 +283,22 @@ mod tests {
         GenerationEnd::Answered { stopped: true, text: "x".into(), times: times() }
     }
 
-    fn try_holders(job: u64) -> Command {
-        Command::Holders { job, holders: Vec::new() }
+    fn try_holders(job: u64) -> QueryHostCommand {
+        QueryHostCommand::Holders { job, holders: Vec::new() }
     }
 
     #[test]
     fn generations_run_side_by_side_and_repeat_what_they_said() {
         let mut state = QueryHostState::default();
-        assert_eq!(order(&mut state, 1, &[]), [Command::Generate(generate(1, &[]))]);
-        assert_eq!(order(&mut state, 2, &[]), [Command::Generate(generate(2, &[]))]);
-        assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
-        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), try_holders(1)]);
+        assert_eq!(order(&mut state, 1, &[]), [QueryHostCommand::Generate(generate(1, &[]))]);
+        assert_eq!(order(&mut state, 2, &[]), [QueryHostCommand::Generate(generate(2, &[]))]);
+        assert_eq!(token(&mut state, 1, 5), [stated(1, 0, 5)]);
+        assert_eq!(order(&mut state, 1, &[]), [stated(1, 0, 5), try_holders(1)]);
         let (text, stopped) = ("x".to_string(), true);
-        let said_all = HostMessage::Generated { job: 1, tokens: 2, stopped, text, times: times() };
+        let stated_all = HostMessage::Generated { job: 1, tokens: 2, stopped, text, times: times() };
         token(&mut state, 1, 6);
-        assert_eq!(ended(&mut state, 1, answered()), [Command::Tell(said_all.clone())]);
-        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), Command::Tell(said_all)]);
+        assert_eq!(ended(&mut state, 1, answered()), [QueryHostCommand::Report(stated_all.clone())]);
+        assert_eq!(order(&mut state, 1, &[]), [stated(1, 0, 5), stated(1, 1, 6), QueryHostCommand::Report(stated_all)]);
         assert_eq!(jobs(&state), [1, 2]);
         assert_eq!(stop(&mut state, 1), []);
         assert_eq!(jobs(&state), [2]);
@@ -302,24 +310,25 @@ mod tests {
         order(&mut state, 1, &[5, 6]);
         assert_eq!(token(&mut state, 1, 5), []);
         assert_eq!(token(&mut state, 1, 6), []);
-        assert_eq!(token(&mut state, 1, 7), [said(1, 2, 7)]);
-        assert_eq!(order(&mut state, 1, &[5, 6]), [said(1, 2, 7), try_holders(1)]);
-        assert_eq!(order(&mut state, 1, &[5]), [said(1, 1, 6), said(1, 2, 7), try_holders(1)]);
+        assert_eq!(token(&mut state, 1, 7), [stated(1, 2, 7)]);
+        assert_eq!(order(&mut state, 1, &[5, 6]), [stated(1, 2, 7), try_holders(1)]);
+        assert_eq!(order(&mut state, 1, &[5]), [stated(1, 1, 6), stated(1, 2, 7), try_holders(1)]);
     }
 
     #[test]
     fn a_stopped_job_says_nothing_more_and_may_begin_anew() {
         let mut state = QueryHostState::default();
         order(&mut state, 1, &[]);
-        assert_eq!(stop(&mut state, 1), [Command::Stop { job: 1 }]);
+        assert_eq!(stop(&mut state, 1), [QueryHostCommand::Stop { job: 1 }]);
         assert_eq!(token(&mut state, 1, 5), []);
         assert!(state.jobs().is_empty());
         assert_eq!(order(&mut state, 1, &[]), []);
-        assert_eq!(ended(&mut state, 1, GenerationEnd::Stopped), [Command::Generate(generate(1, &[]))]);
-        assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
+        assert_eq!(ended(&mut state, 1, GenerationEnd::Stopped), [QueryHostCommand::Generate(generate(1, &[]))]);
+        assert_eq!(token(&mut state, 1, 5), [stated(1, 0, 5)]);
         let failed = GenerationEnd::Failed { code: "kernel".into(), message: "no".into() };
-        let told = || Command::Tell(HostMessage::Failed { job: 1, code: "kernel".into(), message: "no".into() });
-        assert_eq!(ended(&mut state, 1, failed), [told()]);
-        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), told()]);
+        let reported =
+            || QueryHostCommand::Report(HostMessage::Failed { job: 1, code: "kernel".into(), message: "no".into() });
+        assert_eq!(ended(&mut state, 1, failed), [reported()]);
+        assert_eq!(order(&mut state, 1, &[]), [stated(1, 0, 5), reported()]);
     }
 }

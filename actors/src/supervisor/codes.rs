@@ -98,15 +98,15 @@ mod tests {
     #[test]
     fn every_code_that_the_supervisor_fails_jobs_with_is_known() {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor"));
-        let mut said = BTreeSet::new();
+        let mut stated = BTreeSet::new();
         for source in &sources {
             for before in ["fail_context(number, \"", ".fail(number, \"", ".fail(job, \"", "Outcome::Failed { code: \""]
             {
-                said.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
+                stated.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
             }
         }
-        assert!(said.len() > 3, "{said:?}");
-        assert!(said.iter().all(|code| all().any(|known| known == *code)), "{said:?}");
+        assert!(stated.len() > 3, "{stated:?}");
+        assert!(stated.iter().all(|code| all().any(|known| known == *code)), "{stated:?}");
         assert_eq!(all().collect::<BTreeSet<_>>().len(), all().count(), "each once");
     }
 
@@ -116,15 +116,15 @@ mod tests {
         let actors = Path::new(env!("CARGO_MANIFEST_DIR"));
         let errors = shipped(&actors.join("../models/src/error.rs"));
         let (_, code) = errors.split_once("fn code(&self)").expect("errors have codes");
-        let mut said: BTreeSet<&str> = quoted(code).collect();
+        let mut stated: BTreeSet<&str> = quoted(code).collect();
         let sides = ["context_host", "query_host", "host"].map(|side| actors.join("src").join(side));
         let sources: Vec<String> = sides.iter().flat_map(|side| sources(side)).collect();
         for source in &sources {
             for before in ["failed(\"", "(code, message) = (\"", "code: \""] {
-                said.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
+                stated.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
             }
         }
-        assert!(said.len() > 20, "{said:?}");
-        assert_eq!(said, OF_HOSTS.iter().copied().collect());
+        assert!(stated.len() > 20, "{stated:?}");
+        assert_eq!(stated, OF_HOSTS.iter().copied().collect());
     }
 }

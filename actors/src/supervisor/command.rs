@@ -4,15 +4,15 @@ use asterism_models::WeightsDigest;
 
 use crate::{
     api::JobEvent,
+    cluster_event::ClusterEventKind,
     messages::{HostCommand, HostMessage},
     metric::Observation,
-    news::News,
     store::Change,
 };
 
 /// What happens to the supervisor; what clients change is [`Decided`](super::Decided).
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum SupervisorEvent {
     /// A message on a host or node connection.
     Message {
         /// Connection, unique for the life of the supervisor.
@@ -37,7 +37,7 @@ pub enum Event {
 
 /// What the supervisor wants done, in order; nothing that follows a change to be kept is done before it is.
 #[derive(Clone, Debug)]
-pub enum Command {
+pub enum SupervisorCommand {
     /// Keep a change in the journal.
     Persist(Change),
     /// Tell a host or node.
@@ -64,12 +64,12 @@ pub enum Command {
     /// Count or time something.
     Observe(Observation),
     /// Say something in the log.
-    Tell(News),
+    Notify(ClusterEventKind),
 }
 
 /// What an event may have changed of who works on what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stir {
+pub enum WorkChange {
     /// Nothing.
     Nothing,
     /// What it touched.

@@ -16,7 +16,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, Event};
+pub use command::{SupervisorCommand, SupervisorEvent};
 pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
@@ -27,9 +27,9 @@ pub use prepare::ModelFront;
 pub use scheduler::limits as scheduling;
 pub use shell::{
     actor::Supervisor,
+    admission_gate::{AdmissionClosed, AdmissionGate},
     events::EventListener,
     feed::Listener,
-    gate::{Closed, Gate},
     lists::{JobPages, SessionPages},
 };
 pub use state::{SupervisorState, view::JobFilter};

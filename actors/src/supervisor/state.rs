@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::{
     messages::Condition,
     supervisor::{
-        command::{Command, Event, Stir},
+        command::{SupervisorCommand, SupervisorEvent, WorkChange},
         config::{Liveness, SupervisorConfig},
         rules::{
             accused::Accusations,
@@ -28,13 +28,13 @@ use crate::{
         scheduler::{advance::Scheduler, waiting::Waits},
         tables::{
             contexts::Contexts,
-            homes::Lately,
             hosts::Hosts,
             jobs::Jobs,
             model::ClusterModel,
             numbers::{Numbers, Origin},
             reserved::Reserved,
             sessions::Sessions,
+            shard_homes::RecentEncoders,
         },
     },
 };
@@ -48,7 +48,7 @@ pub struct SupervisorState {
     pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
     /// Where shards that depend on nothing were encoded lately.
-    pub(super) lately: Lately,
+    pub(super) lately: RecentEncoders,
     /// What is decided and not in force.
     pub(super) reserved: Reserved,
     /// What is drawn once for the life of the journal, and the last number given away.
@@ -64,7 +64,7 @@ impl SupervisorState {
             contexts: Contexts::default(),
             jobs: Jobs::default(),
             sessions: Sessions::default(),
-            lately: Lately::default(),
+            lately: RecentEncoders::default(),
             reserved: Reserved::default(),
             numbers: Numbers::new(origin),
             config,
@@ -82,45 +82,45 @@ impl SupervisorState {
     }
 
     /// Applies one event.
-    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
+    pub fn handle(&mut self, now: Duration, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
         let stir = match event {
-            Event::Message { connection, message } => self.on_message(now, connection, message, &mut out),
-            Event::Disconnected { connection, cause } => {
+            SupervisorEvent::Message { connection, message } => self.on_message(now, connection, message, &mut out),
+            SupervisorEvent::Disconnected { connection, cause } => {
                 self.hosts.node_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
                     let suspect = self.hosts.disconnected(host, cause);
-                    out.extend(suspect.then(|| Command::Tell(self.hosts.suspected(now, host))));
+                    out.extend(suspect.then(|| SupervisorCommand::Notify(self.hosts.suspected(now, host))));
                 }
-                Stir::Nothing
+                WorkChange::Nothing
             }
-            Event::Weights(weights) => {
+            SupervisorEvent::Weights(weights) => {
                 self.model_check(now, &mut out).on_weights(weights);
-                Stir::Everything
+                WorkChange::Everything
             }
-            Event::Starved => {
+            SupervisorEvent::Starved => {
                 self.hosts.note_starved();
-                Stir::Nothing
+                WorkChange::Nothing
             }
-            Event::Tick => {
+            SupervisorEvent::Tick => {
                 self.on_tick(now, &mut out);
-                Stir::Everything
+                WorkChange::Everything
             }
         };
         match stir {
-            Stir::Nothing => {}
-            Stir::Touched => self.scheduler(now, &mut out).advance(false),
-            Stir::Everything => self.scheduler(now, &mut out).advance(true),
+            WorkChange::Nothing => {}
+            WorkChange::Touched => self.scheduler(now, &mut out).advance(false),
+            WorkChange::Everything => self.scheduler(now, &mut out).advance(true),
         }
         out
     }
 
-    fn on_tick(&mut self, now: Duration, out: &mut Vec<Command>) {
+    fn on_tick(&mut self, now: Duration, out: &mut Vec<SupervisorCommand>) {
         let Liveness { heartbeat, suspect_after, dead_after, .. } = self.config.liveness;
         let suspect_after = heartbeat * suspect_after;
         self.hosts.excuse(now, suspect_after);
         let (suspect, dead) = self.hosts.silent(now, suspect_after, dead_after);
-        out.extend(suspect.into_iter().map(|host| Command::Tell(self.hosts.suspected(now, host))));
+        out.extend(suspect.into_iter().map(|host| SupervisorCommand::Notify(self.hosts.suspected(now, host))));
         for host in dead {
             let record = self.hosts.at(host);
             let silence = record.silence(now).as_secs_f64();
@@ -144,7 +144,7 @@ impl SupervisorState {
 
     /// Ends what a journal has of another model, and frees the contexts that it has and nobody asks: one that ends between two
     /// writes may leave them.
-    pub fn reconcile(&mut self, now: Duration) -> Vec<Command> {
+    pub fn reconcile(&mut self, now: Duration) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
         self.model_check(now, &mut out).settle_model();
         let numbers = self.contexts.numbers();
@@ -154,7 +154,7 @@ impl SupervisorState {
     }
 
     /// The whole cluster ends, as somebody wants it.
-    pub fn end_hosts(&mut self) -> Vec<Command> {
+    pub fn end_hosts(&mut self) -> Vec<SupervisorCommand> {
         drain::end_hosts(&mut self.hosts)
     }
 
@@ -164,7 +164,7 @@ impl SupervisorState {
         crate::supervisor::rules::joining::ticket_of(&self.jobs, &self.contexts, job)
     }
 
-    fn loss<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> HostLoss<'a> {
+    fn loss<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> HostLoss<'a> {
         HostLoss {
             now,
             config: &self.config,
@@ -177,30 +177,30 @@ impl SupervisorState {
         }
     }
 
-    fn draining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> Draining<'a> {
+    fn draining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Draining<'a> {
         Draining { loss: self.loss(now, out) }
     }
 
-    pub(super) fn accusations<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> Accusations<'a> {
+    pub(super) fn accusations<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Accusations<'a> {
         Accusations { loss: self.loss(now, out) }
     }
 
-    fn reports<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> Reports<'a> {
+    fn reports<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Reports<'a> {
         let Self { config, hosts, contexts, jobs, sessions, reserved, lately, .. } = self;
         Reports { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, lately }
     }
 
-    fn scheduler<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> Scheduler<'a> {
+    fn scheduler<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Scheduler<'a> {
         let Self { config, hosts, contexts, jobs, sessions, reserved, lately, .. } = self;
         Scheduler { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, lately }
     }
 
-    fn joining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> Joining<'a> {
+    fn joining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Joining<'a> {
         let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
         Joining { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, model }
     }
 
-    fn model_check<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> ModelCheck<'a> {
+    fn model_check<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> ModelCheck<'a> {
         let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
         ModelCheck { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, model }
     }

@@ -28,14 +28,14 @@ use asterism_transport::Endpoint;
 use serde_json::json;
 
 use super::{
-    Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext,
-    PreparedJob, Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
-    shell::write_queue::{Act, Journal},
+    Decided, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob,
+    Question, Recovery, SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState,
+    shell::write_queue::{Journal, JournalAction},
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
+    cluster_event::ClusterEventKind,
     messages::{Condition, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
-    news::News,
     store::{Change, Entry},
     ticket::{Secret, Ticket},
 };
@@ -104,21 +104,21 @@ struct Cluster {
     closed: Vec<u64>,
     /// Ids that hosts have, by connection and context.
     ids: BTreeMap<(u64, u64), KnownIds>,
-    news: Vec<News>,
+    update: Vec<ClusterEventKind>,
 }
 
 impl Cluster {
     fn starting(config: SupervisorConfig) -> Self {
         let state = SupervisorState::new(config, Duration::ZERO, origin(CLUSTER));
-        let (journal, queue, events, sent, closed, news, ids) = Default::default();
-        Self { state, now: 0.0, journal, queue, events, sent, closed, ids, news }
+        let (journal, queue, events, sent, closed, update, ids) = Default::default();
+        Self { state, now: 0.0, journal, queue, events, sent, closed, ids, update }
     }
 
     /// All hosts and the node are there.
     fn ready(config: SupervisorConfig) -> Self {
         let mut cluster = Self::starting(config);
         let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-        cluster.say(NODE, HostMessage::Hello(hello));
+        cluster.deliver(NODE, HostMessage::Hello(hello));
         for at in 0..cluster.state.config().hosts.len() {
             cluster.join(at, 1);
         }
@@ -129,7 +129,7 @@ impl Cluster {
     /// A new process of host `at` joins, the `start`th of its node.
     fn join(&mut self, at: usize, start: u64) {
         self.hello(at, start, 0, (&[], &[]));
-        self.say(connection(at, start), ready());
+        self.deliver(connection(at, start), ready());
     }
 
     /// Every process was given its number of starts as its incarnation; a new one does not know it.
@@ -145,11 +145,11 @@ impl Cluster {
         let (name, endpoints) = (spec.name, vec![Endpoint::new("quic", format!("127.0.0.1:{at}"))]);
         let incarnation = if cluster == 0 { 0 } else { start };
         let hello = Hello { name, role, incarnation, start, pid: 1, endpoints, cluster, contexts, jobs };
-        self.say(connection(at, start), HostMessage::Hello(hello));
+        self.deliver(connection(at, start), HostMessage::Hello(hello));
     }
 
     /// What hosts read is what they were to, unless a test says otherwise.
-    fn say(&mut self, connection: u64, mut message: HostMessage) {
+    fn deliver(&mut self, connection: u64, mut message: HostMessage) {
         if let HostMessage::Encoded(encoded) = &mut message
             && encoded.digest == 0
             && let Some(context) = self.state.contexts.get(encoded.context)
@@ -157,10 +157,10 @@ impl Cluster {
             let shard = &context.plan().shards[encoded.block as usize];
             encoded.digest = shard.digest(&shard.input(&*context.prepared.ids).expect("it has all ids"));
         }
-        self.event(Event::Message { connection, message });
+        self.event(SupervisorEvent::Message { connection, message });
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: SupervisorEvent) {
         let commands = self.state.handle(seconds(self.now), event);
         self.note(commands);
     }
@@ -172,7 +172,7 @@ impl Cluster {
         self.note(commands);
     }
 
-    fn note(&mut self, commands: Vec<Command>) {
+    fn note(&mut self, commands: Vec<SupervisorCommand>) {
         assert!(self.state.indexes_agree());
         match &mut self.queue {
             Some(queue) => {
@@ -183,27 +183,27 @@ impl Cluster {
         }
     }
 
-    fn perform(&mut self, acts: Vec<Act>) {
+    fn perform(&mut self, acts: Vec<JournalAction>) {
         for act in acts {
             match act {
-                Act::Do(command) => self.carry_out(vec![*command]),
-                Act::Tell(told) => told(&self.state, seconds(self.now)),
+                JournalAction::Do(command) => self.carry_out(vec![*command]),
+                JournalAction::Notify(callback) => callback(&self.state, seconds(self.now)),
             }
         }
     }
 
-    fn carry_out(&mut self, commands: Vec<Command>) {
+    fn carry_out(&mut self, commands: Vec<SupervisorCommand>) {
         for command in commands {
             match command {
-                Command::Persist(change) => self.keep(change),
-                Command::Send { connection, command } => {
+                SupervisorCommand::Persist(change) => self.keep(change),
+                SupervisorCommand::Send { connection, command } => {
                     self.hears(connection, &command);
                     self.sent.push((connection, command));
                 }
-                Command::Disconnect { connection, .. } => self.closed.push(connection),
-                Command::Publish { event, .. } => self.events.push(event),
-                Command::Observe(_) => {}
-                Command::Tell(news) => self.news.push(news),
+                SupervisorCommand::Disconnect { connection, .. } => self.closed.push(connection),
+                SupervisorCommand::Publish { event, .. } => self.events.push(event),
+                SupervisorCommand::Observe(_) => {}
+                SupervisorCommand::Notify(update) => self.update.push(update),
             }
         }
     }
@@ -219,8 +219,8 @@ impl Cluster {
     /// Time passes; hosts in `beating` are alive.
     fn tick(&mut self, now: f64, beating: &[u64]) {
         self.now = now;
-        beating.iter().for_each(|&at| self.say(at, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }));
-        self.event(Event::Tick);
+        beating.iter().for_each(|&at| self.deliver(at, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }));
+        self.event(SupervisorEvent::Tick);
     }
 
     fn submit(&mut self, timeout: Option<f64>) -> u64 {
@@ -259,7 +259,7 @@ impl Cluster {
         for (to, order) in &orders {
             for shard in &order.shards {
                 let kept = shard.kept_tokens() as u64;
-                self.say(*to, HostMessage::Encoded(encoded(order.context, shard.block as u32, kept)));
+                self.deliver(*to, HostMessage::Encoded(encoded(order.context, shard.block as u32, kept)));
             }
         }
         orders
@@ -273,7 +273,7 @@ impl Cluster {
     }
 
     fn token(&mut self, from: u64, job: u64, index: u32, id: u32) {
-        self.say(from, HostMessage::Token { job, index, id, text: format!("{id} "), logprobs: None });
+        self.deliver(from, HostMessage::Token { job, index, id, text: format!("{id} "), logprobs: None });
     }
 
     fn status(&self, job: u64) -> crate::api::JobStatus {
@@ -362,7 +362,7 @@ fn job(source: Source, timeout: Option<f64>) -> PreparedJob {
         query_ids: vec![1],
         choice,
         timeout: timeout.map(seconds),
-        anew: None,
+        refresh_order: None,
         canary: false,
         text: None,
         trace: None,
@@ -395,8 +395,10 @@ fn a_job_goes_through_its_phases() {
     cluster.now = 2.0;
     cluster.token(query, job, 0, 5);
     cluster.now = 3.0;
-    cluster
-        .say(query, HostMessage::Generated { job, tokens: 1, stopped: true, text: ".".into(), times: Box::default() });
+    cluster.deliver(
+        query,
+        HostMessage::Generated { job, tokens: 1, stopped: true, text: ".".into(), times: Box::default() },
+    );
     let freed = cluster.take_sent();
     let released = freed.iter().filter(|(_, command)| matches!(command, HostCommand::Release { .. })).count();
     assert_eq!((released, freed.contains(&(query, HostCommand::Stop { job }))), (2, true), "{freed:?}");
@@ -436,10 +438,10 @@ fn a_silent_host_is_suspect_then_dead_and_its_shards_go_to_the_other() {
 fn a_lost_query_host_is_replaced_and_goes_through_the_tokens_again() {
     let (mut cluster, job) = decoding();
     let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
-    cluster.say(NODE, exited);
-    let (heir, generate) = cluster.generation().expect("a context host takes the role");
-    assert_eq!((heir, generate.generated.as_slice()), (1, &[7, 8][..]));
-    cluster.token(heir, job, 2, 9);
+    cluster.deliver(NODE, exited);
+    let (migration_target, generate) = cluster.generation().expect("a context host takes the role");
+    assert_eq!((migration_target, generate.generated.as_slice()), (1, &[7, 8][..]));
+    cluster.token(migration_target, job, 2, 9);
     cluster.token(3, job, 3, 1);
     assert_eq!(cluster.status(job).tokens, [7, 8, 9], "the host that was lost is not heard");
 }
@@ -452,7 +454,7 @@ fn a_spare_takes_over_before_others_and_only_spares_do_if_so_configured() {
         cluster.encode();
         cluster.generation().expect("asked");
         let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
-        cluster.say(NODE, exited);
+        cluster.deliver(NODE, exited);
         assert_eq!(cluster.generation().map(|(to, _)| to), expected);
         if expected.is_none() {
             cluster.join(2, 2);
@@ -477,7 +479,7 @@ fn without_recovery_the_jobs_of_a_lost_host_fail() {
 fn a_dead_process_is_fenced_and_a_new_one_gets_another_incarnation() {
     let mut cluster = Cluster::ready(config(1, 0));
     cluster.tick(2.5, &[2]);
-    cluster.say(1, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
+    cluster.deliver(1, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
     assert!(cluster.closed.contains(&1));
     for (start, cluster_id, given) in [(1, CLUSTER, None), (2, CLUSTER, None), (2, 5, None), (2, 0, Some(2))] {
         cluster.sent.clear();
@@ -494,7 +496,7 @@ fn a_dead_process_is_fenced_and_a_new_one_gets_another_incarnation() {
 #[test]
 fn a_broken_link_alone_costs_nothing() {
     let (mut cluster, job) = decoding();
-    cluster.event(Event::Disconnected { connection: 2, cause: "reset".into() });
+    cluster.event(SupervisorEvent::Disconnected { connection: 2, cause: "reset".into() });
     assert_eq!(cluster.health(1), HostHealth::Suspect);
     cluster.now = 1.0;
     let name = cluster.state.config().hosts[1].name.clone();
@@ -507,8 +509,8 @@ fn a_broken_link_alone_costs_nothing() {
         endpoints: vec![Endpoint::new("quic", "127.0.0.1:9")],
         ..Hello::default()
     };
-    cluster.say(20, HostMessage::Hello(hello));
-    cluster.say(20, ready());
+    cluster.deliver(20, HostMessage::Hello(hello));
+    cluster.deliver(20, ready());
     let sent = cluster.take_sent();
     assert!(sent.contains(&(20, HostCommand::Release { context: 55 })), "{sent:?}");
     assert!(sent.contains(&(20, HostCommand::Stop { job: 66 })), "{sent:?}");
@@ -525,7 +527,7 @@ fn two_losses_one_after_the_other_are_both_repaired() {
     cluster.generation().expect("asked");
     for host in ["c1", "c2"] {
         let exited = HostMessage::Exited { host: host.into(), start: 1, cause: "signal 9".into(), restarting: true };
-        cluster.say(NODE, exited);
+        cluster.deliver(NODE, exited);
     }
     let orders = cluster.encode();
     assert!(orders.iter().any(|(to, _)| *to == 1));
@@ -540,7 +542,7 @@ fn a_job_without_a_host_waits_and_fails_in_the_end() {
     let mut cluster = Cluster::ready(config(1, 0));
     for host in ["c0", "q0"] {
         let exited = HostMessage::Exited { host: host.into(), start: 1, cause: "signal 9".into(), restarting: false };
-        cluster.say(NODE, exited);
+        cluster.deliver(NODE, exited);
     }
     let job = cluster.submit(None);
     cluster.tick(30.0, &[]);
@@ -556,7 +558,7 @@ fn a_lost_host_shows_why_its_latest_start_failed() {
     let mut cluster = Cluster::ready(config(1, 0));
     let mut cause_after = |start, cause: &str| {
         let exited = HostMessage::Exited { host: "c0".into(), start, cause: cause.into(), restarting: true };
-        cluster.say(NODE, exited);
+        cluster.deliver(NODE, exited);
         cluster.state.host_status(seconds(1.0), 0).cause.expect("dead")
     };
     assert_eq!(cause_after(1, "signal 9"), "signal 9");
@@ -570,11 +572,11 @@ fn a_restarted_supervisor_finds_shards_and_generations_again() {
     cluster.now = 5.0;
     cluster.restart();
     cluster.hello(0, 1, CLUSTER, (&[job], &[]));
-    cluster.say(1, ready());
+    cluster.deliver(1, ready());
     cluster.hello(2, 1, CLUSTER, (&[], &[job]));
-    cluster.say(3, ready());
+    cluster.deliver(3, ready());
     cluster.hello(1, 1, CLUSTER, (&[job], &[]));
-    cluster.say(2, ready());
+    cluster.deliver(2, ready());
     // Hosts hold what they are ordered to encode, and say so again.
     let orders = cluster.encode();
     assert_eq!(orders.iter().map(|(_, order)| order.shards.len()).sum::<usize>(), 4, "{orders:?}");
@@ -583,8 +585,10 @@ fn a_restarted_supervisor_finds_shards_and_generations_again() {
     for (index, id) in [7, 8, 9].into_iter().enumerate() {
         cluster.token(3, job, index as u32, id);
     }
-    cluster
-        .say(3, HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new(), times: Box::default() });
+    cluster.deliver(
+        3,
+        HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new(), times: Box::default() },
+    );
     let status = cluster.status(job);
     assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "7 8 9 "));
     assert_eq!(cluster.state.job_number(&status.id), Some(job));
@@ -597,7 +601,7 @@ fn hosts_that_do_not_come_back_to_a_restarted_supervisor_are_lost() {
     cluster.restart();
     for at in [0, 2] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), ready());
+        cluster.deliver(connection(at, 1), ready());
     }
     cluster.tick(11.0, &[1, 3]);
     assert_eq!(cluster.health(1), HostHealth::Starting);
@@ -614,10 +618,10 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
     cluster.restart();
     let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
     cluster.now += 1.0;
-    cluster.say(NODE, HostMessage::Hello(hello));
+    cluster.deliver(NODE, HostMessage::Hello(hello));
     for at in [0, 2] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), ready());
+        cluster.deliver(connection(at, 1), ready());
     }
     let again = cluster.now;
     cluster.tick(again + 1.9, &[1, 3]);
@@ -679,7 +683,7 @@ fn a_full_queue_refuses_and_an_id_names_one_job_and_one_request() {
 fn a_shard_of_another_size_than_planned_fails_the_job() {
     let mut cluster = Cluster::ready(config(1, 0));
     let job = cluster.submit(None);
-    cluster.say(1, HostMessage::Encoded(encoded(job, 0, 29)));
+    cluster.deliver(1, HostMessage::Encoded(encoded(job, 0, 29)));
     let error = cluster.status(job).error.expect("failed");
     assert_eq!(error.code, "shard_mismatch");
     assert!(error.message.contains("29") && error.message.contains("30"), "{}", error.message);
@@ -712,7 +716,7 @@ fn a_session_is_encoded_once_and_asked_until_its_time_has_passed() {
     assert!(cluster.encode().is_empty(), "nothing is encoded again");
     for job in [first, second] {
         cluster.token(3, job, 0, 7);
-        cluster.say(
+        cluster.deliver(
             3,
             HostMessage::Generated { job, tokens: 1, stopped: true, text: String::new(), times: Box::default() },
         );
@@ -770,7 +774,7 @@ fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
     let (mut cluster, job) = decoding();
     let stalled = |cluster: &mut Cluster, host: &str| {
         cluster.now += 1.0;
-        cluster.say(3, HostMessage::Stalled { job, host: host.into(), wrong: false, cause: "reset".into() });
+        cluster.deliver(3, HostMessage::Stalled { job, host: host.into(), wrong: false, cause: "reset".into() });
         cluster.take_sent()
     };
     for _ in 0..2 {
@@ -787,7 +791,7 @@ fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
 /// A query host says of a context host that its partials cannot be right.
 fn accuse(cluster: &mut Cluster, job: u64, host: &str) {
     let cause = "its partial of shard 1 in layer 0 is not finite".into();
-    cluster.say(3, HostMessage::Stalled { job, host: host.into(), wrong: true, cause });
+    cluster.deliver(3, HostMessage::Stalled { job, host: host.into(), wrong: true, cause });
 }
 
 #[test]
@@ -800,8 +804,8 @@ fn a_host_that_answers_what_cannot_be_right_loses_its_shards_at_once_and_is_fenc
     assert!(!encodes.is_empty() && encodes.iter().all(|to| *to == 1), "c0 takes them: {sent:?}");
     assert_eq!(cluster.status(job).recoveries[0].reason, "wrong_partials");
     assert!(cluster.health(1) == HostHealth::Ready && cluster.closed.is_empty(), "one word against another");
-    let said = HostMessage::Stalled { job, host: "c0".into(), wrong: true, cause: "a lie".into() };
-    cluster.say(2, said);
+    let stated = HostMessage::Stalled { job, host: "c0".into(), wrong: true, cause: "a lie".into() };
+    cluster.deliver(2, stated);
     assert_eq!(cluster.state.jobs.get(job).expect("it runs").accused.len(), 1, "only its query host's word counts");
 }
 
@@ -842,7 +846,7 @@ fn shards_that_depend_on_each_other_are_all_encoded_again() {
     assert_eq!((first.len(), first[0].1.peers.len()), (3, 3));
     cluster.generation().expect("asked");
     let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: true };
-    cluster.say(NODE, exited);
+    cluster.deliver(NODE, exited);
     let again = cluster.encode();
     let blocks: usize = again.iter().map(|(_, order)| order.shards.len()).sum();
     assert_eq!((blocks, again[0].1.attempt), (6, 2), "zigzag: two a host; {again:?}");
@@ -857,12 +861,12 @@ fn an_order_that_met_a_lost_peer_is_given_again_later() {
     cluster.sent.clear();
     let (code, message) = ("host".to_string(), "c1 reset the link".to_string());
     let failed = HostMessage::NotEncoded { context: job, attempt: 1, peer_lost: true, code, message };
-    cluster.say(1, failed.clone());
+    cluster.deliver(1, failed.clone());
     assert!(cluster.encode().is_empty());
     cluster.tick(0.3, &[1, 2, 3]);
     assert_eq!(cluster.encode().len(), 2);
     assert!(cluster.generation().is_some());
-    cluster.say(1, failed);
+    cluster.deliver(1, failed);
     assert_eq!(cluster.status(job).state, JobState::Running, "news of an earlier attempt");
 }
 

@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
-    messages::{Carried, GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
+    messages::{Carried, DurationHistogram, GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Traffic},
     supervisor::{SupervisorConfig, codes},
     trace::Span,
 };
@@ -163,12 +163,13 @@ impl Observation {
             Self::Phase2 { host, method, model, times } => {
                 let of_host = [("host", host.clone()), ("method", method.clone())];
                 let of_model = [("method", method.clone()), ("model", model.clone())];
-                let spread_of = |name: &'static str, labels: &[(&'static str, String); 2], spread: &Spread| {
-                    let histogram = histogram!(name, labels);
-                    spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
-                };
+                let spread_of =
+                    |name: &'static str, labels: &[(&'static str, String); 2], spread: &DurationHistogram| {
+                        let histogram = histogram!(name, labels);
+                        spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
+                    };
                 spread_of(INTER_TOKEN_LATENCY, &of_model, &times.token);
-                let spread = |name: &'static str, spread: &Spread| spread_of(name, &of_host, spread);
+                let spread = |name: &'static str, spread: &DurationHistogram| spread_of(name, &of_host, spread);
                 spread(PHASE2_STEP, &times.step);
                 spread(PHASE2_LAYER_WAIT, &times.layer_wait);
                 spread(PHASE2_MERGE, &times.merge);
@@ -182,7 +183,7 @@ impl Observation {
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
             Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
             Self::Refused { reason, who, cause } => refused(reason, who, cause),
-            Self::Span(span) => span.clone().tell(),
+            Self::Span(span) => span.clone().finish(),
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
@@ -215,13 +216,13 @@ fn record_links(host: &str, report: &LinkReport) {
     // By pair of hosts they would be as many as there are hosts, squared.
     for transport in TRANSPORTS {
         let links = || report.links.iter().filter(|link| link.transport == transport);
-        for (peer, of_supervisor) in [(SUPERVISOR, true), ("hosts", false)] {
-            let of_peer = links().filter(|link| (link.peer == SUPERVISOR) == of_supervisor);
+        for (peer, of_supervisor) in [(SUPERVISOR_LABEL, true), ("hosts", false)] {
+            let of_peer = links().filter(|link| (link.peer == SUPERVISOR_LABEL) == of_supervisor);
             let longest = of_peer.filter_map(|link| link.rtt_s).fold(f64::NAN, f64::max);
             let labels = [("host", host), ("peer", peer), ("transport", transport)];
             gauge!(TRANSPORT_RTT, &labels.map(owned)).set(longest);
         }
-        let open = links().filter(|link| link.peer != SUPERVISOR && link.open).count();
+        let open = links().filter(|link| link.peer != SUPERVISOR_LABEL && link.open).count();
         let open = if links().next().is_some() { open as f64 } else { f64::NAN };
         gauge!(TRANSPORT_LINKS, &[("host", host), ("transport", transport)].map(owned)).set(open);
     }
@@ -253,14 +254,14 @@ pub fn record_config(config: &SupervisorConfig) {
     gauge!(HOST_DEAD_AFTER).set(config.liveness.dead_after.as_secs_f64());
     config.sessions.max_pinned_bytes.into_iter().for_each(|most| gauge!(SESSION_PINNED_LIMIT_BYTES).set(most as f64));
     start_at_zero();
-    let processes = config.hosts.iter().map(|host| host.name.as_str()).chain([SUPERVISOR]);
+    let processes = config.hosts.iter().map(|host| host.name.as_str()).chain([SUPERVISOR_LABEL]);
     for (host, reason) in processes.flat_map(|host| REJECTIONS.iter().map(move |reason| (host, *reason))) {
         counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).increment(0);
     }
 }
 
 /// The supervisor among the hosts that processes are labelled by.
-pub const SUPERVISOR: &str = "supervisor";
+pub const SUPERVISOR_LABEL: &str = "supervisor";
 /// What hosts may say that they speak over.
 pub const TRANSPORTS: [&str; 4] = ["local", "ucx", "quic", "sim"];
 
@@ -299,7 +300,7 @@ fn start_at_zero() {
     for code in ["capacity_exhausted", "invalid_request", "overloaded", "unauthorized"] {
         counter!(REQUESTS_REFUSED, "error_type" => code).increment(0);
     }
-    counter!(SPANS_DROPPED, "host" => SUPERVISOR).increment(0);
+    counter!(SPANS_DROPPED, "host" => SUPERVISOR_LABEL).increment(0);
     for name in [REQUESTS_CANCELLED, NUMERICS_MIXED, SESSION_HITS] {
         counter!(name).increment(0);
     }
@@ -332,7 +333,9 @@ fn forget(host: &str) {
     }
     gauge!(KV_CACHE_BYTES, "host" => host.to_owned(), "state" => "held").set(f64::NAN);
     gauge!(KV_IDLE_BYTES, "host" => host.to_owned()).set(f64::NAN);
-    for (peer, transport) in [SUPERVISOR, "hosts"].into_iter().flat_map(|peer| TRANSPORTS.map(|name| (peer, name))) {
+    for (peer, transport) in
+        [SUPERVISOR_LABEL, "hosts"].into_iter().flat_map(|peer| TRANSPORTS.map(|name| (peer, name)))
+    {
         let labels = [("host", host), ("peer", peer), ("transport", transport)];
         gauge!(TRANSPORT_RTT, &labels.map(owned)).set(f64::NAN);
     }
@@ -348,7 +351,7 @@ pub fn record_sessions(counts: &[(SessionState, usize)], pinned_bytes: u64) {
 
 /// Counts somebody who was refused, and says so with who and why.
 pub fn refused(reason: &'static str, who: &str, cause: &dyn std::fmt::Display) {
-    counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR, "reason" => reason).increment(1);
+    counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR_LABEL, "reason" => reason).increment(1);
     tracing::warn!(who, reason, %cause, "refused a peer");
 }
 
@@ -362,12 +365,12 @@ pub struct TransportMetrics {
 impl Observer for TransportMetrics {
     fn bytes(&self, sent: bool, bytes: usize) {
         let direction = if sent { "sent" } else { "received" };
-        let labels = [("host", SUPERVISOR), ("direction", direction), ("transport", self.transport)];
+        let labels = [("host", SUPERVISOR_LABEL), ("direction", direction), ("transport", self.transport)];
         counter!(TRANSPORT_BYTES, &labels).increment(bytes as u64);
     }
 
     fn rejected(&self, reason: &'static str) {
-        counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR, "reason" => reason).increment(1);
+        counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR_LABEL, "reason" => reason).increment(1);
     }
 }
 
@@ -380,7 +383,7 @@ mod tests {
     #[test]
     fn every_reason_to_refuse_a_peer_starts_at_zero() {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-        let mut said: BTreeSet<String> = BTreeSet::new();
+        let mut stated: BTreeSet<String> = BTreeSet::new();
         let mut folders = ["actors/src", "transport/src"].map(|path| folder.join(path)).to_vec();
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).expect("a folder").flatten() {
@@ -399,17 +402,18 @@ mod tests {
                     "HANDSHAKE: &str = \"",
                     "NO_PLACE: &str = \"",
                 ] {
-                    said.extend(text.split(before).skip(1).filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
+                    stated
+                        .extend(text.split(before).skip(1).filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
                 }
                 for function in ["fn rejection(", "impl Denied {"] {
                     let body = text.split(function).nth(1).and_then(|rest| rest.split("\n}\n").next());
-                    said.extend(
+                    stated.extend(
                         body.into_iter().flat_map(|body| body.split('"').skip(1).step_by(2).map(str::to_owned)),
                     );
                 }
             }
         }
         let known: BTreeSet<String> = REJECTIONS.iter().map(|reason| (*reason).to_owned()).collect();
-        assert_eq!(said, known);
+        assert_eq!(stated, known);
     }
 }

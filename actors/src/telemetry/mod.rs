@@ -1,6 +1,6 @@
 //! What a process tells of itself: metrics, news, spans. Exports nothing.
 
+pub mod cluster_event;
 pub mod metric;
-pub mod news;
 pub mod tally;
 pub mod trace;

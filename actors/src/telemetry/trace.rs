@@ -85,7 +85,7 @@ pub struct Span {
 
 impl Span {
     /// Hands it to whoever wants it.
-    pub fn tell(self) {
+    pub fn finish(self) {
         if let Some(sink) = SINK.get() {
             sink(self);
         }
@@ -94,14 +94,14 @@ impl Span {
 
 /// A span under way, told when it is dropped.
 #[derive(Debug)]
-pub struct Open {
+pub struct OpenSpan {
     span: Option<Span>,
     began: Instant,
     /// When it ended, where that is before it is dropped.
     ended: Option<Instant>,
 }
 
-impl Open {
+impl OpenSpan {
     /// Begins now.
     pub fn new(context: TraceContext, parent: Option<u64>, (name, kind): (impl Into<Cow<'static, str>>, Kind)) -> Self {
         let begin = unix_time();
@@ -137,7 +137,7 @@ impl Open {
     }
 
     /// Says something more.
-    pub fn say(&mut self, name: &'static str, value: impl Into<Value>) {
+    pub fn annotate(&mut self, name: &'static str, value: impl Into<Value>) {
         if let Some(span) = &mut self.span {
             span.attributes.push((name, value.into()));
         }
@@ -150,11 +150,11 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenSpan {
     fn drop(&mut self) {
         if let Some(mut span) = self.span.take() {
             span.times.1 = span.times.0 + self.ended.unwrap_or_else(Instant::now).saturating_duration_since(self.began);
-            span.tell();
+            span.finish();
         }
     }
 }

@@ -11,17 +11,17 @@ use std::{
 };
 
 use asterism_actors::{
-    HandsOver, HostConfig, HostError, LoadedModel, Transports,
+    DeviceHandover, HostConfig, HostError, LoadedModel, Transports,
     cores::OwnDevice,
     host,
     messages::{
-        Anew, ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice,
-        WireMessage,
+        ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, RefreshOrder, ShardHolder,
+        TokenChoice, WireMessage,
     },
     ticket::{Secret, Ticket},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, DecoderParts, ModelError, Tokenizer};
 use asterism_plan::{Exchange, Method, MethodConfig, Plan, PlanRequest, Refresh};
 use asterism_transport::{
     Channel, Endpoint, Link, MAX_PAYLOAD_BYTES, NoObserver, Observer, Transport, local::LocalNetwork,
@@ -43,7 +43,7 @@ pub fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
-pub fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
+pub fn load(parts: DecoderParts) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(MODEL))?;
     let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
@@ -121,9 +121,9 @@ impl Case {
         let kept = self.plan.kept_shards();
         let refresh = self.plan.refresh(&self.ids, &query);
         let shards = refresh.as_ref().map_or(kept.clone(), |refresh| refresh.left_of(kept));
-        let anew = refresh.map(|Refresh { shard, hidden }| {
+        let refresh_order = refresh.map(|Refresh { shard, hidden }| {
             let ids = shard.input(&self.ids[..]).expect("ids of the context").ids;
-            Box::new(Anew { shard, ids, hidden })
+            Box::new(RefreshOrder { shard, ids, hidden })
         });
         Generate {
             job: JOB,
@@ -132,7 +132,7 @@ impl Case {
             generated: Vec::new(),
             query_start: self.plan.query_start,
             shards,
-            anew,
+            refresh_order,
             fan_in: self.plan.fan_in,
             view: self.plan.view,
             holders: holders.to_vec(),
@@ -188,7 +188,7 @@ impl Line {
     }
 
     /// The next message that `wanted` makes something of.
-    pub async fn hear<T>(&mut self, wanted: impl Fn(HostMessage) -> Option<T>) -> T {
+    pub async fn receive<T>(&mut self, wanted: impl Fn(HostMessage) -> Option<T>) -> T {
         loop {
             if let Some(heard) = wanted(self.next().await) {
                 return heard;
@@ -197,13 +197,13 @@ impl Line {
     }
 
     pub async fn ready(&mut self) {
-        self.hear(|message| matches!(message, HostMessage::Ready { .. }).then_some(())).await;
+        self.receive(|message| matches!(message, HostMessage::Ready { .. }).then_some(())).await;
     }
 
     /// Waits until all these blocks are encoded.
     pub async fn encoded(&mut self, blocks: &[usize]) {
         for _ in blocks {
-            let block = self.hear(|message| match message {
+            let block = self.receive(|message| match message {
                 HostMessage::Encoded(encoded) => Some(encoded.block as usize),
                 HostMessage::NotEncoded { message, .. } => panic!("{message}"),
                 _ => None,
@@ -214,7 +214,7 @@ impl Line {
 
     /// Waits for the token of this index.
     pub async fn token(&mut self, wanted: u32) -> u32 {
-        self.hear(|message| match message {
+        self.receive(|message| match message {
             HostMessage::Token { index, id, .. } => {
                 assert!(index <= wanted, "token {index} before {wanted}");
                 (index == wanted).then_some(id)
@@ -230,7 +230,7 @@ impl Line {
         let mut tokens = Vec::new();
         loop {
             let next = first + tokens.len() as u32;
-            let heard = self.hear(|message| match message {
+            let heard = self.receive(|message| match message {
                 HostMessage::Token { index, id, .. } => {
                     assert_eq!(index, next);
                     Some(Some(id))
@@ -257,7 +257,7 @@ pub struct Bench {
     pub lines: BTreeMap<String, Line>,
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
     pub hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
-    settings: (usize, Option<HandsOver>),
+    settings: (usize, Option<DeviceHandover>),
     /// Bytes of frames that were sent.
     pub sent: Arc<AtomicUsize>,
 }
@@ -268,7 +268,7 @@ impl Bench {
     }
 
     /// Hosts whose frames hold so much of what shards pass each other, and that hand over so much as it lies.
-    pub async fn with(settings: (usize, Option<HandsOver>), hosts: &[(&str, HostRole)]) -> Self {
+    pub async fn with(settings: (usize, Option<DeviceHandover>), hosts: &[(&str, HostRole)]) -> Self {
         let network = LocalNetwork::new();
         let transport = bind(&network);
         let (lines, transports, handles, sent) = Default::default();
@@ -286,7 +286,7 @@ impl Bench {
 
     /// Starts a host over a transport of its own.
     pub async fn start_on(&mut self, name: &str, role: HostRole, transport: Arc<dyn Transport>) {
-        let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
+        let parts = if role == HostRole::Context { DecoderParts::Context } else { DecoderParts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
         (config.patience, config.piece_bytes, config.hands_over) = (DEADLINE, self.settings.0, self.settings.1);
         let running = host::run(config, Transports::one(transport.clone()), Box::new(move || load(parts)));

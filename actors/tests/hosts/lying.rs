@@ -111,7 +111,7 @@ impl Link for LyingLink {
 impl FrameSender for LyingSender {
     fn poll_send(&mut self, context: &mut Context<'_>, frame: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
         let lie = *self.1.lock().expect("no test panics here");
-        *frame = frame.take().map(|frame| told(frame, lie));
+        *frame = frame.take().map(|frame| reported(frame, lie));
         self.0.poll_send(context, frame)
     }
 
@@ -120,7 +120,7 @@ impl FrameSender for LyingSender {
     }
 }
 
-fn told(frame: Frame, lie: Lie) -> Frame {
+fn reported(frame: Frame, lie: Lie) -> Frame {
     if frame.header.kind != FrameKind::Response || lie == Lie::None {
         return frame;
     }
@@ -146,8 +146,8 @@ async fn a_host_that_lies_is_named_and_no_token_changes_by_it() {
     let lies = [Lie::Value(f32::NAN), Lie::Value(f32::INFINITY), Lie::Half, Lie::Rows, Lie::Shards];
     for lie in lies {
         let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
-        let told = Told::new(Mutex::new(Lie::None));
-        let liar = Arc::new(Lying(bind(&bench.network), told.clone()));
+        let reported = Told::new(Mutex::new(Lie::None));
+        let liar = Arc::new(Lying(bind(&bench.network), reported.clone()));
         bench.start_on("c1", HostRole::Context, liar).await;
         bench.start("q0", HostRole::Query).await;
         let case = Case::of("star", 4);
@@ -158,11 +158,11 @@ async fn a_host_that_lies_is_named_and_no_token_changes_by_it() {
 
         bench.line("q0").order(HostCommand::Stop { job: JOB }).await;
         let order = Generate { job: JOB + 1, ..order };
-        *told.lock().expect("no test panics here") = lie;
+        *reported.lock().expect("no test panics here") = lie;
         bench.generate("q0", order).await;
         let (host, wrong, cause) = bench
             .line("q0")
-            .hear(|message| match message {
+            .receive(|message| match message {
                 HostMessage::Stalled { host, wrong, cause, .. } => Some((host, wrong, cause)),
                 HostMessage::Failed { message, .. } => panic!("{lie:?}: {message}"),
                 _ => None,

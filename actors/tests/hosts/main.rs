@@ -16,7 +16,7 @@ use asterism_actors::{
     messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
     node::{self, NodeOrder},
 };
-use asterism_models::Parts;
+use asterism_models::DecoderParts;
 use bench::{Bench, CONTEXT, Case, DEADLINE, JOB, bind, load};
 
 /// Two context hosts and two query hosts over a case of four shards; 1 on c1, the others on c0.
@@ -62,17 +62,17 @@ async fn a_context_host_lost_in_the_middle_of_decoding_changes_no_token() {
         _ => None,
     };
     let (job, host) = loop {
-        match bench.line("q0").hear(stalled).await {
+        match bench.line("q0").receive(stalled).await {
             Ok(stalled) => break stalled,
             Err(id) => heard.push(id),
         }
     };
     assert_eq!((job, host.as_str()), (JOB, "c1"));
     // Nothing was done about it: it says so again, in a second.
-    while bench.line("q0").hear(stalled).await.is_err() {}
+    while bench.line("q0").receive(stalled).await.is_err() {}
     // The same holders again: it tries, and finds nobody.
     bench.line("q0").order(HostCommand::Holders { job: JOB, holders }).await;
-    while bench.line("q0").hear(stalled).await.is_err() {}
+    while bench.line("q0").receive(stalled).await.is_err() {}
     let holders = vec![bench.encode(&case, "c0", &[0, 1, 2, 3]).await];
     bench.line("q0").order(HostCommand::Holders { job: JOB, holders }).await;
     let rest = bench.line("q0").tokens(heard.len() as u32).await;
@@ -100,16 +100,16 @@ async fn an_answer_comes_with_the_times_of_all_its_steps() {
     };
     let order = case.generate(&holders, 40, 0.0);
     bench.generate("q0", order.clone()).await;
-    let (tokens, times) = bench.line("q0").hear(heard).await;
+    let (tokens, times) = bench.line("q0").receive(heard).await;
     assert_eq!(tokens, 40);
     assert_all(&times);
     // The order again brings the same report, not another one.
     bench.generate("q0", order.clone()).await;
-    assert_eq!(bench.line("q0").hear(heard).await, (40, times));
+    assert_eq!(bench.line("q0").receive(heard).await, (40, times));
     // Who goes through the tokens of another host takes time for these as well.
     let golden = case.golden_tokens();
     bench.generate("q1", Generate { generated: golden[..2].to_vec(), ..order }).await;
-    assert_all(&bench.line("q1").hear(heard).await.1);
+    assert_all(&bench.line("q1").receive(heard).await.1);
     bench.shutdown().await;
 }
 
@@ -122,7 +122,7 @@ async fn every_heartbeat_comes_with_the_links_there_are() {
     };
     bench.generate("q0", case.generate(&holders, 3, 0.0)).await;
     bench.line("q0").tokens(0).await;
-    let links = bench.line("q0").hear(report).await;
+    let links = bench.line("q0").receive(report).await;
     let peers: Vec<&str> = links.links.iter().map(|link| link.peer.as_str()).collect();
     assert_eq!((peers, links.reconnects, links.fallbacks), (vec!["supervisor", "c0", "c1"], 0, 0));
     assert!(
@@ -131,7 +131,7 @@ async fn every_heartbeat_comes_with_the_links_there_are() {
     );
     bench.line("q0").link.close("the supervisor was killed");
     let mut line = bench.accept().await;
-    assert_eq!(line.hear(report).await.reconnects, 1);
+    assert_eq!(line.receive(report).await.reconnects, 1);
     bench.lines.insert("q0".into(), line);
     bench.shutdown().await;
 }
@@ -154,26 +154,26 @@ async fn a_lost_supervisor_finds_the_generation_again() {
     bench.line("q0").ready().await;
     bench.generate("q0", order.clone()).await;
     // What is said while the link is new may come before what is said again; in the end all of it is there.
-    let mut said = BTreeMap::new();
+    let mut printed = BTreeMap::new();
     let end = loop {
-        let next = bench.line("q0").hear(|message| match message {
+        let next = bench.line("q0").receive(|message| match message {
             HostMessage::Token { index, id, .. } => Some(Ok((index, id))),
             HostMessage::Generated { tokens, .. } => Some(Err(tokens)),
             _ => None,
         });
         match next.await {
-            Ok((index, id)) => assert!(said.insert(index, id).is_none_or(|before| before == id)),
-            Err(tokens) if said.len() == tokens as usize => break tokens,
+            Ok((index, id)) => assert!(printed.insert(index, id).is_none_or(|before| before == id)),
+            Err(tokens) if printed.len() == tokens as usize => break tokens,
             Err(_) => {}
         }
     };
     bench.generate("q1", order).await;
     let undisturbed = bench.line("q1").tokens(0).await;
-    assert_eq!((end, said.into_values().collect::<Vec<_>>()), (300, undisturbed));
+    assert_eq!((end, printed.into_values().collect::<Vec<_>>()), (300, undisturbed));
     // Once stopped it is forgotten; the next job has ended when its order was heard, and so the one before it.
     bench.line("q0").order(HostCommand::Stop { job: JOB }).await;
     bench.generate("q0", Generate { job: 99, ..case.generate(&holders, 0, 0.0) }).await;
-    bench.line("q0").hear(|message| matches!(message, HostMessage::Generated { job: 99, .. }).then_some(())).await;
+    bench.line("q0").receive(|message| matches!(message, HostMessage::Generated { job: 99, .. }).then_some(())).await;
     bench.line("q0").link.close("killed again");
     let mut line = bench.accept().await;
     assert_eq!(line.hello.jobs.iter().map(|(job, _)| *job).collect::<Vec<_>>(), [99]);
@@ -209,12 +209,12 @@ async fn generations_run_side_by_side() {
     for job in 0..6 {
         bench.generate("q0", Generate { job, ..case.generate(&holders, golden.len() as u32, 0.0) }).await;
     }
-    let mut said: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    let mut printed: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     let mut ended = 0;
     while ended < 6 {
         match bench.line("q0").next().await {
             HostMessage::Token { job, index, id, .. } => {
-                let tokens = said.entry(job).or_default();
+                let tokens = printed.entry(job).or_default();
                 assert_eq!(index as usize, tokens.len());
                 tokens.push(id);
             }
@@ -223,7 +223,7 @@ async fn generations_run_side_by_side() {
             _ => {}
         }
     }
-    assert_eq!(said, (0..6).map(|job| (job, golden.clone())).collect());
+    assert_eq!(printed, (0..6).map(|job| (job, golden.clone())).collect());
     bench.shutdown().await;
 }
 
@@ -232,7 +232,7 @@ async fn an_order_for_another_role_is_refused_and_so_is_a_host() {
     let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
     let case = Case::of("star", 4);
     bench.generate("c0", case.generate(&[], 1, 0.0)).await;
-    let code = bench.line("c0").hear(|message| match message {
+    let code = bench.line("c0").receive(|message| match message {
         HostMessage::Failed { job: JOB, code, .. } => Some(code),
         _ => None,
     });
@@ -253,8 +253,11 @@ async fn patience_ends() {
     let bench = Bench::of(&[]).await;
     let mut config = HostConfig::new("c0", HostRole::Context, bench.transport.local_address(), 1);
     config.patience = Duration::from_millis(150);
-    let ended =
-        tokio::spawn(host::run(config, Transports::one(bind(&bench.network)), Box::new(|| load(Parts::Context))));
+    let ended = tokio::spawn(host::run(
+        config,
+        Transports::one(bind(&bench.network)),
+        Box::new(|| load(DecoderParts::Context)),
+    ));
     bench.accept().await.ready().await;
     bench.transport.close();
     let error = tokio::time::timeout(DEADLINE, ended).await.expect("it ends").expect("no panic").expect_err("lost");
@@ -276,21 +279,21 @@ async fn a_node_says_what_ended_also_after_its_supervisor_was_lost() {
     };
     let mut line = bench.accept().await;
     assert_eq!((line.hello.name.as_str(), line.hello.role, line.hello.start), ("left", HostRole::Node, 5));
-    line.hear(|message| matches!(message, HostMessage::Heartbeat { .. }).then_some(())).await;
-    line.hear(|message| (message == seen()).then_some(())).await;
+    line.receive(|message| matches!(message, HostMessage::Heartbeat { .. }).then_some(())).await;
+    line.receive(|message| (message == seen()).then_some(())).await;
     line.order(HostCommand::Kill { host: "c0".into(), start: 9 }).await;
     let kill = tokio::time::timeout(DEADLINE, link.orders.recv()).await.expect("in time");
     assert_eq!(kill, Some(NodeOrder::Kill { host: "c0".into(), start: 9 }));
     link.exits.send(exit("c0")).expect("the link is there");
-    assert_eq!(line.hear(exited).await, "c0");
+    assert_eq!(line.receive(exited).await, "c0");
     line.link.close("killed");
     link.exits.send(exit("c1")).expect("the link is there");
     let mut line = bench.accept().await;
     assert_eq!(line.hello.cluster, 42);
-    let mut heard = line.hear(exited).await;
+    let mut heard = line.receive(exited).await;
     if heard == "c0" {
         // Said again: it may not have been heard.
-        heard = line.hear(exited).await;
+        heard = line.receive(exited).await;
     }
     assert_eq!(heard, "c1");
     line.order(HostCommand::Shutdown).await;

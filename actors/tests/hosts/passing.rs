@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use asterism_actors::{
-    HandsOver,
-    messages::{HostCommand, HostMessage, HostRole, ShardHolder, Taken, WireMessage},
+    DeviceHandover,
+    messages::{HostCommand, HostMessage, HostRole, ParcelsTaken, ShardHolder, WireMessage},
 };
 use asterism_plan::Exchange;
 use asterism_transport::{Endpoint, MAX_PAYLOAD_BYTES};
@@ -17,7 +17,7 @@ async fn what_shards_pass_each_other_may_be_more_than_a_frame_holds() {
     let mut answers = Vec::new();
     for piece_bytes in [MAX_PAYLOAD_BYTES, case.passed_bytes(0) / 5] {
         let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
-        let mut bench = Bench::with((piece_bytes, Some(HandsOver::Nothing)), &hosts).await;
+        let mut bench = Bench::with((piece_bytes, Some(DeviceHandover::Nothing)), &hosts).await;
         let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
         bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
         bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
@@ -37,7 +37,7 @@ async fn what_is_handed_over_is_what_would_travel() {
     for method in ["ring", "ulysses", "apb", "pulsar"] {
         let case = Case::of(method, 4);
         let mut answers = Vec::new();
-        for hands_over in [HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything] {
+        for hands_over in [DeviceHandover::Nothing, DeviceHandover::Parcels, DeviceHandover::Everything] {
             let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
             let mut bench = Bench::with((MAX_PAYLOAD_BYTES, Some(hands_over)), &hosts).await;
             let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
@@ -77,13 +77,13 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     // A peer that is not there ends an attempt; the shards can be encoded again with another one.
     let nobody = ShardHolder { endpoints: vec![Endpoint::new("local", "0/127.0.0.1:1")], ..holders[1].clone() };
     bench.line("c0").encode(&case, 3, &[0, 2], &[holders[0].clone(), nobody]).await;
-    let lost = bench.line("c0").hear(|message| match message {
+    let lost = bench.line("c0").receive(|message| match message {
         HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
         _ => None,
     });
     assert_eq!(lost.await, (3, true, "host_lost".to_string()));
     bench.line("c1").order(HostCommand::Release { context: CONTEXT }).await;
-    let kv_bytes = bench.line("c1").hear(|message| match message {
+    let kv_bytes = bench.line("c1").receive(|message| match message {
         HostMessage::Heartbeat { kv_bytes: 0, .. } => Some(()),
         _ => None,
     });
@@ -113,12 +113,12 @@ async fn who_passes_parcels_is_done_when_they_are_taken() {
         };
         while channel.receiver.receive().await.expect("a link").is_some() {}
         if attempt == 2 {
-            channel.sender.send(Taken { context: CONTEXT, attempt }.frame()).await.expect("it listens");
+            channel.sender.send(ParcelsTaken { context: CONTEXT, attempt }.frame()).await.expect("it listens");
             bench.line("c0").encoded(&[0]).await;
             break;
         }
         link.expect("it called").close("cut");
-        let lost = bench.line("c0").hear(|message| match message {
+        let lost = bench.line("c0").receive(|message| match message {
             HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, .. } => Some((attempt, peer_lost)),
             HostMessage::Encoded(_) => panic!("nobody has said that the parcels came"),
             _ => None,
@@ -141,7 +141,7 @@ async fn who_waits_for_parcels_hears_that_its_own_were_lost() {
     let opening = channel.receiver.receive().await.expect("a link");
     assert!(opening.is_some(), "it says for what");
     link.close("cut");
-    let lost = bench.line("c0").hear(|message| match message {
+    let lost = bench.line("c0").receive(|message| match message {
         HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
         _ => None,
     });

@@ -49,8 +49,8 @@ async fn a_tree_of_hosts_gives_the_bits_of_one_host() {
         }
         _ => None,
     };
-    assert_eq!(bench.line("q0").hear(report).await, ["supervisor", "c0", "c1"]);
-    assert_eq!(bench.line("c1").hear(report).await, ["supervisor", "c2", "c3"]);
+    assert_eq!(bench.line("q0").receive(report).await, ["supervisor", "c0", "c1"]);
+    assert_eq!(bench.line("c1").receive(report).await, ["supervisor", "c2", "c3"]);
     assert_eq!(tokens, on_one_host(&mut bench, &case).await);
     assert_eq!(tokens.len(), TOKENS as usize);
     bench.shutdown().await;
@@ -59,14 +59,14 @@ async fn a_tree_of_hosts_gives_the_bits_of_one_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inner_host_of_the_tree_lost_in_the_middle_of_decoding_changes_no_token() {
     // The one that the query host asks, one that it asks, and a leaf.
-    for (lost, heir) in [("c1", "c2"), ("c3", "c0"), ("c4", "c1")] {
+    for (lost, migration_target) in [("c1", "c2"), ("c3", "c0"), ("c4", "c1")] {
         let (mut bench, case, mut holders) = five().await;
         let undisturbed = on_one_host(&mut bench, &case).await;
         bench.generate("q0", in_twos(&case, &holders)).await;
         let mut heard = vec![bench.line("q0").token(0).await];
         bench.transports[lost].close();
         let host = loop {
-            let next = bench.line("q0").hear(|message| match message {
+            let next = bench.line("q0").receive(|message| match message {
                 HostMessage::Token { id, .. } => Some(Err(id)),
                 HostMessage::Stalled { job: JOB, host, .. } => Some(Ok(host)),
                 HostMessage::Failed { message, .. } => panic!("{message}"),
@@ -80,10 +80,10 @@ async fn an_inner_host_of_the_tree_lost_in_the_middle_of_decoding_changes_no_tok
         assert_eq!(host, lost, "whom the others miss");
         let at = HOSTS.iter().position(|name| *name == lost).expect("it is one of them");
         let blocks: Vec<usize> = holders[at].blocks.iter().map(|block| *block as usize).collect();
-        bench.encode(&case, heir, &blocks).await;
+        bench.encode(&case, migration_target, &blocks).await;
         let blocks = holders.remove(at).blocks;
-        let heir = holders.iter_mut().find(|holder| holder.host == heir).expect("it lives");
-        heir.blocks.extend(blocks);
+        let migration_target = holders.iter_mut().find(|holder| holder.host == migration_target).expect("it lives");
+        migration_target.blocks.extend(blocks);
         bench.line("q0").order(HostCommand::Holders { job: JOB, holders }).await;
         let rest = bench.line("q0").tokens(heard.len() as u32).await;
         heard.extend(rest);

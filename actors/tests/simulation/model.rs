@@ -9,14 +9,14 @@ use std::{
 use asterism_actors::{
     LoadedModel,
     api::{JobRequest, Prompt},
-    cores::{Cores, Work},
+    cores::{ComputeKind, Cores},
     machine,
     supervisor::ModelFront,
 };
 use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
-    Checkpoint, ContextKeys, Decoder, Generator, HeadsFiles, LocalContext, ModelDigest, Parts, RetainingHeads, Sampler,
-    Sampling, TemplateSource, Tokenizer, encode_alone, encode_plan,
+    Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, HeadsFiles, LocalContext, ModelDigest, RetainingHeads,
+    Sampler, Sampling, TemplateSource, Tokenizer, encode_alone, encode_plan,
 };
 use asterism_plan::Plan;
 
@@ -44,7 +44,7 @@ impl Model {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(NAME);
         let checkpoint = Checkpoint::open(&folder).expect("the fixtures have it");
         let backend = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("kernels");
-        let decoder = Decoder::load(Arc::new(backend), &checkpoint, Parts::All).expect("weights");
+        let decoder = Decoder::load(Arc::new(backend), &checkpoint, DecoderParts::All).expect("weights");
         let path = folder.join("retaining_heads.safetensors");
         let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).expect("retaining heads");
         let files: HeadsFiles = [(HEADS.to_string(), path)].into();
@@ -104,13 +104,13 @@ pub fn ids(prompt: &Prompt) -> &[u32] {
 struct TakesTime(Duration);
 
 impl Cores for TakesTime {
-    fn begin(&self, work: Work) {
-        if work == Work::Encoding {
+    fn begin(&self, work: ComputeKind) {
+        if work == ComputeKind::Encoding {
             machine::block_on(tokio::time::sleep(self.0));
         }
     }
 
-    fn end(&self, _: Work) {}
+    fn end(&self, _: ComputeKind) {}
 
     fn threads(&self) -> usize {
         1

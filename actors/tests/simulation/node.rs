@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub async fn run(cluster: Arc<Cluster>, node: usize, mut exits: mpsc::UnboundedReceiver<Exit>) {
     let transport = cluster.bind_node(node);
     let config = HostConfig::new(&format!("node-{node}"), HostRole::Node, supervisor_address(), 1);
-    let NodeLink { mut orders, exits: said } = node::start(config, transport.clone(), Box::new(Vec::new));
+    let NodeLink { mut orders, exits: printed } = node::start(config, transport.clone(), Box::new(Vec::new));
     let hosts = (0..cluster.scenario.nodes.len()).filter(|host| cluster.scenario.nodes[*host] == node);
     let mut waits: BTreeMap<usize, Duration> = hosts.map(|host| (host, FIRST_WAIT)).collect();
     let later = |host: usize, start: u64, wait: Duration| {
@@ -46,7 +46,7 @@ pub async fn run(cluster: Arc<Cluster>, node: usize, mut exits: mpsc::UnboundedR
             exit = exits.recv() => {
                 let Some((host, start, cause)) = exit else { break };
                 let name = cluster.scenario.config.hosts[host].name.clone();
-                let _ = said.send(HostMessage::Exited { host: name, start, cause, restarting: true });
+                let _ = printed.send(HostMessage::Exited { host: name, start, cause, restarting: true });
                 let wait = waits.get_mut(&host).expect("it is of this node");
                 later(host, start + 1, *wait);
                 *wait = (2 * *wait).min(LONGEST_WAIT);

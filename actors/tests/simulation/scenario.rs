@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
-    HandsOver, JobError,
+    DeviceHandover, JobError,
     api::{JobPhase, JobRequest, Prompt, Role, Scheduling, SessionRequest},
     messages::HostRole,
     supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
@@ -22,7 +22,7 @@ pub struct Scenario {
     /// Time to load the model, and of a layer of phase 1.
     pub times: Vec<(Duration, Duration)>,
     /// Whether a host that is started again listens where it did, and what hosts hand each other as it lies.
-    pub habits: (bool, HandsOver),
+    pub habits: (bool, DeviceHandover),
     /// How long frames are under way.
     pub delay: (Duration, Duration),
     /// How long the journal takes to write.
@@ -169,7 +169,7 @@ impl Scenario {
         let jobs = (0..jobs).map(|number| job(&mut draw, number, &config, &sessions, None)).collect();
         let operations = operations(&mut draw, &config.hosts);
         let faults = faults(&mut draw, &config.hosts, node_count);
-        let hands_over = [HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything];
+        let hands_over = [DeviceHandover::Nothing, DeviceHandover::Parcels, DeviceHandover::Everything];
         let habits = (one_in(&mut draw, 2), pick(&mut draw, &hands_over));
         Self { config, nodes, node_count, times, habits, delay, disk, sessions, cuts, jobs, operations, faults }
     }

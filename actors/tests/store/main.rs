@@ -176,9 +176,9 @@ fn a_full_disk_is_said_and_costs_nothing() {
     // Ignored signals stay ignored over exec: writing past the limit is then an error and not the end.
     let prefix = format!("trap '' XFSZ; ulimit -S -f {ROOM_BLOCKS};");
     let ended = child(&prefix, "child_without_room", &path).wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout);
-    assert!(ended.status.success(), "{said}");
-    let stored: usize = said.lines().find_map(|line| line.strip_prefix("stored ")).unwrap().parse().unwrap();
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{printed}");
+    let stored: usize = printed.lines().find_map(|line| line.strip_prefix("stored ")).unwrap().parse().unwrap();
     let entries = RedbStore::open(&path, "north").unwrap().load().unwrap();
     let of = |table: Table| entries.iter().filter(move |entry| entry.table == table);
     assert_eq!(of(Table::Contexts).count(), stored);

@@ -1,7 +1,7 @@
 //! Attention of an 8B model's heads: prefill, and few rows on many keys.
 
 use anyhow::Result;
-use asterism_kernels::cuda::{Attention, Tensor};
+use asterism_kernels::cuda::{CudaAttentionCall, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{DType, Mask};
 
@@ -30,9 +30,9 @@ impl Operands {
         })
     }
 
-    fn call<'a>(&'a self, out: &'a Tensor, lse: &'a Tensor, mask: Mask) -> Result<Attention<'a>> {
+    fn call<'a>(&'a self, out: &'a Tensor, lse: &'a Tensor, mask: Mask) -> Result<CudaAttentionCall<'a>> {
         let (k, v) = (self.k.token_major(KV)?, self.v.token_major(KV)?);
-        Ok(Attention { q: self.q.token_major(QUERY)?, k, v, mask, out: out.token_major(QUERY)?, lse })
+        Ok(CudaAttentionCall { q: self.q.token_major(QUERY)?, k, v, mask, out: out.token_major(QUERY)?, lse })
     }
 }
 
@@ -86,9 +86,9 @@ pub fn few_rows(bench: &Bench) -> Result<()> {
             let draw = |seed| bench.random(&[KV, keys, dim], seed, 1.0);
             let cached = bench.gpu.kv(&draw(2)?, &draw(3)?)?;
             let [k, v] = cached.view(0, keys);
-            let few = Attention { k, v, ..operands.call(&operands.out, &operands.lse, Mask::None)? };
+            let few = CudaAttentionCall { k, v, ..operands.call(&operands.out, &operands.lse, Mask::None)? };
             bench.device().attend_few(few)?;
-            bench.device().attend_own(Attention { k, v, ..operands.call(&out, &lse, Mask::None)? })?;
+            bench.device().attend_own(CudaAttentionCall { k, v, ..operands.call(&out, &lse, Mask::None)? })?;
             bench.agree(&operands.out, &out)?;
             bench.agree(&operands.lse, &lse)?;
             let seconds = bench.time(40, |_| Ok(bench.device().attend_few(few)?))?;

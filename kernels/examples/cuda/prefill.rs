@@ -1,7 +1,7 @@
 //! All layers of an 8B model with random weights: dense prefill, prefill in small blocks behind one short prefix, a step of one row.
 
 use anyhow::Result;
-use asterism_kernels::cuda::{Attention, Kv, Linear, Positions, Tensor, View};
+use asterism_kernels::cuda::{CudaAttentionCall, CudaKv, CudaLinear, Positions, Tensor, View};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{DType, Heads, Mask, Rotary};
 
@@ -36,16 +36,16 @@ impl Size {
 
 struct Layer {
     norms: [Tensor; 2],
-    qkv: Linear,
-    out: Linear,
-    gate_up: Linear,
-    down: Linear,
+    qkv: CudaLinear,
+    out: CudaLinear,
+    gate_up: CudaLinear,
+    down: CudaLinear,
 }
 
 impl Layer {
     fn random(bench: &Bench, seed: u32) -> Result<Self> {
         let linear =
-            |n, k, salt| Ok::<_, anyhow::Error>(Linear::of(bench.random(&[n, k], seed * 8 + salt, 0.03)?, None)?);
+            |n, k, salt| Ok::<_, anyhow::Error>(CudaLinear::of(bench.random(&[n, k], seed * 8 + salt, 0.03)?, None)?);
         Ok(Self {
             norms: [bench.random(&[HIDDEN], seed * 8, 1.0)?, bench.random(&[HIDDEN], seed * 8 + 1, 1.0)?],
             qkv: linear((HEADS.query + 2 * HEADS.kv) * HEADS.dim, HIDDEN, 2)?,
@@ -73,7 +73,7 @@ enum Local {
 fn forward(
     bench: &Bench,
     layer: &Layer,
-    cache: &mut Kv,
+    cache: &mut CudaKv,
     stream: &mut [Tensor],
     (positions, local): (&Positions, Local),
 ) -> Result<()> {
@@ -108,7 +108,7 @@ fn forward(
 /// Log-sum-exp of attention that is written to `out`.
 fn attend(bench: &Bench, q: View<'_>, [k, v]: [View<'_>; 2], mask: Mask, out: View<'_>) -> Result<Tensor> {
     let lse = bench.device().empty(&[HEADS.query, rows(q)], DType::F32)?;
-    bench.gpu.attender().attend(bench.device(), Attention { q, k, v, mask, out, lse: &lse })?;
+    bench.gpu.attender().attend(bench.device(), CudaAttentionCall { q, k, v, mask, out, lse: &lse })?;
     Ok(lse)
 }
 
@@ -155,7 +155,7 @@ fn check(bench: &Bench, layer: &Layer) -> Result<()> {
     let inner = gpu.gated_silu(&gpu.linear(&gpu.rms_norm(&y, &layer.norms[1], EPS)?, &layer.gate_up)?)?;
     let expected = gpu.linear_add(&inner, &layer.down, y)?;
     let mut stream = [x];
-    let mut cache = Kv::new(bench.device(), HEADS.kv, HEADS.dim, DType::Bf16, t)?;
+    let mut cache = CudaKv::new(bench.device(), HEADS.kv, HEADS.dim, DType::Bf16, t)?;
     let positions = bench.device().positions(&ids, Rotary::plain(&inv_freq()))?;
     forward(bench, layer, &mut cache, &mut stream, (&positions, Local::Dense))?;
     bench.agree(&stream[0], &expected)
@@ -164,8 +164,8 @@ fn check(bench: &Bench, layer: &Layer) -> Result<()> {
 pub fn run(bench: &Bench, Size { tokens, chunk }: Size) -> Result<()> {
     let layers = (0..LAYERS).map(|seed| Layer::random(bench, seed as u32 + 1)).collect::<Result<Vec<_>>>()?;
     check(bench, &layers[0])?;
-    let cache = |capacity| Kv::new(bench.device(), HEADS.kv, HEADS.dim, DType::Bf16, capacity);
-    let prefill = |tokens: usize, local: Local, caches: &mut Vec<Kv>| -> Result<f64> {
+    let cache = |capacity| CudaKv::new(bench.device(), HEADS.kv, HEADS.dim, DType::Bf16, capacity);
+    let prefill = |tokens: usize, local: Local, caches: &mut Vec<CudaKv>| -> Result<f64> {
         caches.clear();
         for _ in 0..LAYERS {
             caches.push(cache(tokens + 512)?);
@@ -198,9 +198,9 @@ pub fn run(bench: &Bench, Size { tokens, chunk }: Size) -> Result<()> {
 }
 
 /// One row behind what is cached, as decoding does it, with the output head.
-fn step(bench: &Bench, layers: &[Layer], caches: Vec<Kv>) -> Result<()> {
-    let head = Linear::of(bench.random(&[VOCABULARY, HIDDEN], 3, 0.02)?, None)?;
-    let tokens = caches.first().map_or(0, Kv::len);
+fn step(bench: &Bench, layers: &[Layer], caches: Vec<CudaKv>) -> Result<()> {
+    let head = CudaLinear::of(bench.random(&[VOCABULARY, HIDDEN], 3, 0.02)?, None)?;
+    let tokens = caches.first().map_or(0, CudaKv::len);
     for rows in [1, 16] {
         let ids: Vec<u32> = (tokens as u32..).take(rows).collect();
         let positions = bench.device().positions(&ids, Rotary::plain(&inv_freq()))?;

@@ -1,7 +1,7 @@
 //! Linear layers of an 8B model by rows.
 
 use anyhow::{Result, ensure};
-use asterism_kernels::cuda::Linear;
+use asterism_kernels::cuda::CudaLinear;
 
 use crate::Bench;
 
@@ -10,7 +10,7 @@ const COPIES: usize = 4;
 
 pub fn run(bench: &Bench) -> Result<()> {
     for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {
-        let weight = |seed: usize| Ok(Linear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
+        let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
         let weights = (0..COPIES).map(weight).collect::<Result<Vec<_>>>()?;
         let all = bench.random(&[32768, k], 9, 1.0)?;
         check(bench, &weights[0], n, k)?;
@@ -34,7 +34,7 @@ pub fn run(bench: &Bench) -> Result<()> {
 }
 
 /// A few outputs against double precision.
-fn check(bench: &Bench, weight: &Linear, n: usize, k: usize) -> Result<()> {
+fn check(bench: &Bench, weight: &CudaLinear, n: usize, k: usize) -> Result<()> {
     let (x, w) = (bench.random(&[64, k], 9, 1.0)?, bench.random(&[n, k], 0, 0.02)?);
     let y = bench.device().download(&bench.gpu.products().linear(bench.device(), &x, weight, None)?)?;
     let (x, w) = (bench.device().download(&x)?, bench.device().download(&w)?);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::attention::{AttentionOps, Partial};
 use super::heads::HeadOps;
 use super::tensors::TensorOps;
-use crate::operands::merging::Slots;
+use crate::operands::merging::PackedSlots;
 use crate::operands::packed::{
     around, check_asks, check_groups, check_parts, heads_first, merge_rows_on_host, pack, unpack,
 };
@@ -139,7 +139,7 @@ pub fn attend_tree<B: BatchAttention>(
 ) -> Result<B::Tensor, KernelError> {
     let given_rows = given.iter().map(|rows| backend.shape(rows).first().copied().unwrap_or(0));
     let rows = merging.rows(asks, given_rows)?;
-    let mut slots = Slots::of_sizes(rows.iter().map(|rows| rows * heads.packed_row()).collect());
+    let mut slots = PackedSlots::of_sizes(rows.iter().map(|rows| rows * heads.packed_row()).collect());
     let mut packed = Vec::new();
     backend.attend_many(heads, q, asks, &mut packed)?;
     slots.hold(packed, asks.len());

@@ -1,4 +1,4 @@
-//! Tensors from device to device of one process: lent, or one of each put together on all of them. A thread for each device takes
+//! Tensors from device to device of one process: exported, or one of each put together on all of them. A thread for each device takes
 //! part, and all take part in the same exchanges in the same order. Sends nothing to another process.
 
 use std::collections::HashMap;
@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::tensors::TensorOps;
 use crate::KernelError;
 
-/// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
-pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
+/// Tensors that a backend exported: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
+pub type Exported<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
 
 /// Several devices of one process at one piece of work.
 pub trait Collectives: TensorOps {
@@ -18,13 +18,13 @@ pub trait Collectives: TensorOps {
     }
 
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
-    fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
+    fn export(&self, tensors: Vec<Self::Tensor>) -> Result<Exported<Self>, KernelError> {
         Ok(Box::new(move |_| Ok(tensors.clone())))
     }
 
     /// What puts matrices of these devices of one process together.
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
-        Ok(Box::new(Meeting::new(members)))
+        Ok(Box::new(Rendezvous::new(members)))
     }
 }
 
@@ -42,14 +42,14 @@ pub trait AllGather<B: TensorOps>: Send + Sync {
 }
 
 /// Gathers by lending: whoever has come waits for the others, on the host.
-pub struct Meeting<B: Collectives> {
+pub struct Rendezvous<B: Collectives> {
     members: Vec<Arc<B>>,
     board: Mutex<Board<B>>,
-    news: Condvar,
+    changed: Condvar,
 }
 
 /// Of each member.
-type Brought<B> = Vec<Option<Arc<Lent<B>>>>;
+type Brought<B> = Vec<Option<Arc<Exported<B>>>>;
 
 struct Board<B: Collectives> {
     /// Exchanges that each member has come to.
@@ -59,11 +59,11 @@ struct Board<B: Collectives> {
     abandoned: bool,
 }
 
-impl<B: Collectives> Meeting<B> {
+impl<B: Collectives> Rendezvous<B> {
     /// Of these devices.
     pub fn new(members: &[Arc<B>]) -> Self {
         let board = Board { come: vec![0; members.len()], brought: HashMap::new(), abandoned: false };
-        Self { members: members.to_vec(), board: Mutex::new(board), news: Condvar::new() }
+        Self { members: members.to_vec(), board: Mutex::new(board), changed: Condvar::new() }
     }
 
     fn board(&self) -> MutexGuard<'_, Board<B>> {
@@ -71,13 +71,13 @@ impl<B: Collectives> Meeting<B> {
     }
 
     /// Brings a member's part, and waits until all are there.
-    fn meet(&self, member: usize, part: Arc<Lent<B>>) -> Result<Vec<Arc<Lent<B>>>, KernelError> {
+    fn meet(&self, member: usize, part: Arc<Exported<B>>) -> Result<Vec<Arc<Exported<B>>>, KernelError> {
         let (all, mut board) = (self.members.len(), self.board());
         let exchange = board.come[member];
         board.come[member] += 1;
         let (brought, _) = board.brought.entry(exchange).or_insert_with(|| (vec![None; all], all));
         brought[member] = Some(part);
-        self.news.notify_all();
+        self.changed.notify_all();
         loop {
             if board.abandoned {
                 return Err(KernelError::Abandoned);
@@ -90,22 +90,25 @@ impl<B: Collectives> Meeting<B> {
                 }
                 return Ok(parts);
             }
-            board = self.news.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-impl<B: Collectives> AllGather<B> for Meeting<B> {
+impl<B: Collectives> AllGather<B> for Rendezvous<B> {
     fn gather(&self, member: usize, part: &B::Tensor, _: &[usize], axis: usize) -> Result<B::Tensor, KernelError> {
         let to = &self.members[member];
-        let lent = self.meet(member, Arc::new(to.lend(vec![part.clone()])?))?;
-        let parts = lent.iter().map(|lent| Ok(lent(to)?.swap_remove(0))).collect::<Result<Vec<_>, KernelError>>()?;
+        let exported = self.meet(member, Arc::new(to.export(vec![part.clone()])?))?;
+        let parts = exported
+            .iter()
+            .map(|exported| Ok(exported(to)?.swap_remove(0)))
+            .collect::<Result<Vec<_>, KernelError>>()?;
         to.concat(&parts, axis)
     }
 
     fn abandon(&self) {
         self.board().abandoned = true;
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -117,7 +120,7 @@ mod tests {
     use crate::{Cpu, CpuOptions};
 
     /// What each member has of an exchange, or why it has nothing.
-    fn exchange(meeting: &Meeting<Cpu>, shapes: &[[usize; 2]], axis: usize) -> Vec<Result<Vec<f32>, KernelError>> {
+    fn exchange(meeting: &Rendezvous<Cpu>, shapes: &[[usize; 2]], axis: usize) -> Vec<Result<Vec<f32>, KernelError>> {
         let sizes: Vec<usize> = shapes.iter().map(|shape| shape[axis]).collect();
         let take = |member: usize| {
             let (cpu, shape) = (&meeting.members[member], shapes[member]);
@@ -131,9 +134,9 @@ mod tests {
         })
     }
 
-    fn meeting(members: usize) -> Meeting<Cpu> {
+    fn meeting(members: usize) -> Rendezvous<Cpu> {
         let cpu = |_| Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
-        Meeting::new(&(0..members).map(cpu).collect::<Vec<_>>())
+        Rendezvous::new(&(0..members).map(cpu).collect::<Vec<_>>())
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The work that was asked of a device and is not done yet. A device that computes as it is asked has none.
 
 use super::device::ComputeDevice;
-use crate::{Ahead, KernelError, Rank};
+use crate::{KernelError, PriorityGuard, Rank};
 
 /// What waits until a device has done what it was asked before.
 pub type Mark = Box<dyn FnOnce() -> Result<(), KernelError>>;
@@ -25,8 +25,8 @@ pub trait WorkQueue: ComputeDevice {
 
     /// A step, which somebody waits for, begins on this thread: what others of this process queue on the device waits between its
     /// parts until it ends, if it is of a later rank.
-    fn ahead(&self, rank: Rank) -> Ahead {
+    fn priority(&self, rank: Rank) -> PriorityGuard {
         let _ = rank;
-        Ahead::default()
+        PriorityGuard::default()
     }
 }

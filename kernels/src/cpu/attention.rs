@@ -12,11 +12,11 @@ mod stripes;
 mod sums;
 mod tiled;
 
-pub(super) use cache::Cache;
-pub(super) use dense::Attention;
-pub(super) use masses::{Masses, masses};
+pub(super) use cache::PanelCache;
+pub(super) use dense::CpuAttentionCall;
+pub(super) use masses::{AttentionMasses, masses};
 pub(super) use merge::{merge, merge_packed, merge_rows};
 pub(super) use scores::{key_scores, mean};
-pub(super) use selected::{Selected, Sequence};
+pub(super) use selected::{CausalSequence, SelectedOutput};
 pub(super) use stripes::stripes;
 pub(super) use tiled::TiledSequence;

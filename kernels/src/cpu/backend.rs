@@ -16,7 +16,7 @@ use crate::operands::packed::check_parts;
 use crate::{Ask, DType, Heads, KernelError, KeySets, Mask, Selector};
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
-const BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
+const CPU_BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
 
 /// Evaluates an expression with `$e` as the backend's compute type.
 macro_rules! in_compute_type {
@@ -40,7 +40,7 @@ impl ComputeDevice for Cpu {
     }
 
     fn numerics(&self) -> String {
-        format!("cpu {} {} {BUILD}", self.kernels(), self.dtype.name())
+        format!("cpu {} {} {CPU_BUILD}", self.kernels(), self.dtype.name())
     }
 }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
-use super::lanes::{Kernel, Portable};
+use super::lanes::{Kernel, PortableLanes};
 use crate::{DType, KernelError};
 
 /// Kernels as configured. `Auto` takes the fastest that the processor and the compute type allow.
@@ -138,7 +138,7 @@ impl KernelSet {
             // SAFETY: as above; AMX needs AVX-512.
             #[cfg(target_arch = "x86_64")]
             KernelSet::Avx512 | KernelSet::Amx => unsafe { with_avx512(kernel) },
-            _ => kernel.run::<Portable>(),
+            _ => kernel.run::<PortableLanes>(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::compute::Compute;
 use super::lanes::{Element, Kernel, Lanes, load_some, store_some};
-use super::pool::{Shared, Tasks, filled};
+use super::pool::{DisjointBuffer, Tasks, filled};
 use crate::{Heads, Rotary};
 
 /// Elements that a task takes.
@@ -21,7 +21,7 @@ struct Norm<'a, E> {
     weight: &'a [E],
     eps: f32,
     rows: Range<usize>,
-    to: &'a Shared<E>,
+    to: &'a DisjointBuffer<E>,
 }
 
 impl<E: Element> Kernel for Norm<'_, E> {
@@ -59,7 +59,7 @@ struct GatedSilu<'a, E> {
     gate_up: &'a [E],
     f: usize,
     rows: Range<usize>,
-    to: &'a Shared<E>,
+    to: &'a DisjointBuffer<E>,
 }
 
 impl<E: Element> Kernel for GatedSilu<'_, E> {
@@ -95,7 +95,7 @@ pub(super) fn silu<E: Element>(x: &[E], compute: &Compute) -> Vec<E> {
 struct Silu<'a, E> {
     x: &'a [E],
     elements: Range<usize>,
-    to: &'a Shared<E>,
+    to: &'a DisjointBuffer<E>,
 }
 
 impl<E: Element> Kernel for Silu<'_, E> {
@@ -123,7 +123,7 @@ struct JoinHeads<'a, E> {
     t: usize,
     dim: usize,
     rows: Range<usize>,
-    to: &'a Shared<E>,
+    to: &'a DisjointBuffer<E>,
 }
 
 impl<E: Element> Kernel for JoinHeads<'_, E> {
@@ -152,7 +152,7 @@ pub(super) fn embed<E: Element>(table: &[E], e: usize, ids: &[u32]) -> Vec<E> {
 pub(super) fn cast<F: Element, E: Element>(x: &[F], compute: &Compute) -> Vec<E> {
     let width = ELEMENT_TASK.min(x.len()).max(1);
     let tasks = Tasks { count: x.len().div_ceil(width), cost: x.len() };
-    let write = |to: Shared<E>| {
+    let write = |to: DisjointBuffer<E>| {
         compute.pool.each(tasks, |task| {
             let from = &x[task * width..x.len().min((task + 1) * width)];
             compute.set.run(Cast { from, to: &to, at: task * width });
@@ -164,7 +164,7 @@ pub(super) fn cast<F: Element, E: Element>(x: &[F], compute: &Compute) -> Vec<E>
 
 struct Cast<'a, F, E> {
     from: &'a [F],
-    to: &'a Shared<E>,
+    to: &'a DisjointBuffer<E>,
     at: usize,
 }
 
@@ -242,7 +242,7 @@ struct SplitRotate<'a, E> {
     heads: Heads,
     angles: &'a Angles,
     rows: Range<usize>,
-    to: [&'a Shared<E>; 3],
+    to: [&'a DisjointBuffer<E>; 3],
 }
 
 impl<E: Element> Kernel for SplitRotate<'_, E> {
@@ -304,11 +304,11 @@ fn by_rows<E: Copy + Send>(
     rows: usize,
     (width, cost): (usize, usize),
     compute: &Compute,
-    work: impl Fn(Range<usize>, &Shared<E>) + Sync,
+    work: impl Fn(Range<usize>, &DisjointBuffer<E>) + Sync,
 ) -> Vec<E> {
     let block = (ELEMENT_TASK / width.max(1)).max(1);
     let tasks = Tasks { count: rows.div_ceil(block), cost: rows * cost };
-    let write = |to: Shared<E>| {
+    let write = |to: DisjointBuffer<E>| {
         compute.pool.each(tasks, |task| work(task * block..rows.min((task + 1) * block), &to));
     };
     // SAFETY: the tasks cover every row.

@@ -2,8 +2,10 @@
 //! result depends neither on its neighbours nor on the threads.
 
 use super::compute::Compute;
-use super::lanes::{Aligned, Element, Extent, Kernel, Lanes, Left, PANEL, Right, Sums, load_some, product, store_some};
-use super::pool::{Pool, Shared, Tasks, filled};
+use super::lanes::{
+    Aligned, Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, Sums, load_some, product, store_some,
+};
+use super::pool::{DisjointBuffer, Tasks, ThreadPool, filled};
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
 const K_BLOCK: usize = 256;
@@ -23,10 +25,10 @@ pub(super) struct Packed<E> {
 
 impl<E: Element> Packed<E> {
     /// Packs what `row(j, to)` writes: the `k` weights of output `j`.
-    pub(super) fn new(n: usize, k: usize, pool: &Pool, row: impl Fn(usize, &mut [E]) + Sync) -> Self {
+    pub(super) fn new(n: usize, k: usize, pool: &ThreadPool, row: impl Fn(usize, &mut [E]) + Sync) -> Self {
         let count = n.div_ceil(PANEL);
         let mut panels = Aligned::zeroed(count * k * PANEL);
-        let shared = Shared::new(&mut panels);
+        let shared = DisjointBuffer::new(&mut panels);
         pool.each_with(
             Tasks { count, cost: n * k },
             || vec![E::default(); k],
@@ -45,7 +47,7 @@ impl<E: Element> Packed<E> {
 }
 
 /// One call: `x (rows, k)`.
-pub(super) struct Linear<'a, E> {
+pub(super) struct GemmCall<'a, E> {
     pub x: &'a [E],
     pub rows: usize,
     pub weight: &'a Packed<E>,
@@ -55,7 +57,7 @@ pub(super) struct Linear<'a, E> {
     pub residual: Option<&'a [E]>,
 }
 
-impl<E: Element> Linear<'_, E> {
+impl<E: Element> GemmCall<'_, E> {
     /// `(rows, n)`.
     pub(super) fn run(self, compute: &Compute) -> Vec<E> {
         let Packed { n, k, .. } = *self.weight;
@@ -68,12 +70,12 @@ impl<E: Element> Linear<'_, E> {
         let panel_step = panels.div_ceil(wanted.div_ceil(row_tasks)).next_multiple_of(TILE_PANELS).max(TILE_PANELS);
         let panel_tasks = panels.div_ceil(panel_step);
         let tasks = Tasks { count: self.rows.div_ceil(row_step.max(1)) * panel_tasks, cost };
-        let write = |out: Shared<E>| {
-            compute.pool.each_with(tasks, Scratch::default, |scratch, task| {
+        let write = |out: DisjointBuffer<E>| {
+            compute.pool.each_with(tasks, GemmScratch::default, |scratch, task| {
                 let (row, panel) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
                 let rows = row..self.rows.min(row + row_step);
                 let panels = panel..panels.min(panel + panel_step);
-                compute.set.run(Task { call: &self, rows, panels, out: &out, scratch });
+                compute.set.run(GemmTask { call: &self, rows, panels, out: &out, scratch });
             });
         };
         // SAFETY: the tasks cover every row and panel.
@@ -82,26 +84,26 @@ impl<E: Element> Linear<'_, E> {
 }
 
 #[derive(Default)]
-struct Scratch {
+struct GemmScratch {
     /// A task's rows of `x`, widened.
     x: Vec<f32>,
     /// Sums of the tiles under way while `k` blocks follow one another: `(rows, TILE_PANELS panels)`.
     sums: Vec<f32>,
 }
 
-struct Task<'a, E> {
-    call: &'a Linear<'a, E>,
+struct GemmTask<'a, E> {
+    call: &'a GemmCall<'a, E>,
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
-    out: &'a Shared<E>,
-    scratch: &'a mut Scratch,
+    out: &'a DisjointBuffer<E>,
+    scratch: &'a mut GemmScratch,
 }
 
-impl<E: Element> Kernel for Task<'_, E> {
+impl<E: Element> Kernel for GemmTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Packed { n, k, ref panels } = *self.call.weight;
-        let Scratch { x, sums } = self.scratch;
+        let GemmScratch { x, sums } = self.scratch;
         let stored = &self.call.x[self.rows.start * k..self.rows.end * k];
         let x = E::as_f32(stored).unwrap_or_else(|| {
             x.clear();
@@ -126,9 +128,9 @@ impl<E: Element> Kernel for Task<'_, E> {
                 // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by TILE_PANELS panels, and no other
                 // task has this part of the output.
                 unsafe {
-                    let left = Left { data: x.as_ptr().add(from), row: k };
+                    let left = LeftOperand { data: x.as_ptr().add(from), row: k };
                     let data = panels.as_ptr().add((panel * k + from) * PANEL);
-                    product::<L, E, _>(extent, left, Right { data, panel: k * PANEL, row: PANEL }, &tile);
+                    product::<L, E, _>(extent, left, RightOperand { data, panel: k * PANEL, row: PANEL }, &tile);
                 }
             }
         }
@@ -136,8 +138,8 @@ impl<E: Element> Kernel for Task<'_, E> {
 }
 
 struct Output<'a, E> {
-    call: &'a Linear<'a, E>,
-    out: &'a Shared<E>,
+    call: &'a GemmCall<'a, E>,
+    out: &'a DisjointBuffer<E>,
     /// Row and column of `out` where the rows and panels of this product begin.
     origin: (usize, usize),
     n: usize,
@@ -218,9 +220,9 @@ mod tests {
             for set in vector_sets() {
                 let mut by_threads = Vec::new();
                 for threads in [1, 3] {
-                    let compute = Compute { set, pool: Pool::new(Some(threads)).unwrap() };
+                    let compute = Compute { set, pool: ThreadPool::new(Some(threads)).unwrap() };
                     let weight = Packed::new(n, k, &compute.pool, |j, to| to.copy_from_slice(&w[j * k..][..k]));
-                    let call = |x, rows, residual| Linear { x, rows, weight: &weight, bias: Some(&bias), residual };
+                    let call = |x, rows, residual| GemmCall { x, rows, weight: &weight, bias: Some(&bias), residual };
                     let y = call(&x, rows, Some(&residual)).run(&compute);
                     for (at, y) in y.iter().enumerate() {
                         let (i, j) = (at / n, at % n);

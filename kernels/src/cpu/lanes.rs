@@ -14,8 +14,8 @@ pub(super) use aligned::Aligned;
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
-pub(super) use portable::Portable;
-pub(super) use tile::{Extent, Left, Right, Sums, product};
+pub(super) use portable::PortableLanes;
+pub(super) use tile::{Extent, LeftOperand, RightOperand, Sums, product};
 pub(super) use vector::{Element, Kernel, Lanes, PANEL, fetch_ahead, load_some, store_some};
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ enum Weights {
     F32(Packed<f32>),
     Bf16(Packed<bf16>),
     /// With the bias.
-    Tiles(amx::Weights),
+    Tiles(amx::AmxWeights),
 }
 
 impl CpuLinear {
@@ -93,7 +93,7 @@ impl CpuLinear {
         let rows = x.dims()[0];
         let x = elements::<E>("linear", x)?;
         let residual = residual.map(|residual| elements::<E>("linear_add", residual)).transpose()?;
-        let call = gemm::Linear { x, rows, weight, bias: self.bias.as_deref(), residual };
+        let call = gemm::GemmCall { x, rows, weight, bias: self.bias.as_deref(), residual };
         tensor(&[rows, self.n], call.run(compute))
     }
 }
@@ -110,7 +110,7 @@ fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Co
     })
 }
 
-fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &Compute) -> amx::Weights {
+fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &Compute) -> amx::AmxWeights {
     let mut rows = vec![0u16; n * k].reinterpret_into::<bf16>();
     let mut start = 0;
     for part in parts {
@@ -119,12 +119,12 @@ fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &C
         start = end;
     }
     let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost: n * k }, work);
-    let weights = amx::Weights::pack(&rows, n, k, &run);
+    let weights = amx::AmxWeights::pack(&rows, n, k, &run);
     if bias.is_empty() { weights } else { weights.with_bias(bias) }
 }
 
 fn run_tiles(
-    weights: &amx::Weights,
+    weights: &amx::AmxWeights,
     x: &CpuTensor,
     residual: Option<&CpuTensor>,
     compute: &Compute,
@@ -134,8 +134,8 @@ fn run_tiles(
     let mut y = vec![0u16; rows * n].reinterpret_into::<bf16>();
     let residual = residual.map(|residual| elements::<bf16>("linear_add", residual)).transpose()?;
     let output = match &residual {
-        Some(residual) => amx::Output::SumBf16(&mut y, residual),
-        None => amx::Output::Bf16(&mut y),
+        Some(residual) => amx::GemmOutput::SumBf16(&mut y, residual),
+        None => amx::GemmOutput::Bf16(&mut y),
     };
     // Few rows wait for the weights to arrive; many run some ten times as fast as what costs are counted in.
     let cost = rows.div_ceil(10) * n * weights.inputs();
@@ -147,12 +147,12 @@ fn run_tiles(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::pool::Pool;
+    use crate::cpu::pool::ThreadPool;
 
     /// The tile kernels run anywhere, slowly; so what joins them to tensors is tested anywhere.
     #[test]
     fn tiles_give_what_panels_give() {
-        let compute = Compute { set: KernelSet::Portable, pool: Pool::new(Some(2)).unwrap() };
+        let compute = Compute { set: KernelSet::Portable, pool: ThreadPool::new(Some(2)).unwrap() };
         let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
         let bytes = |n: usize| (0..n).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>();
         let (first, second, bias) = (bytes(5 * 48), bytes(35 * 48), bytes(40));

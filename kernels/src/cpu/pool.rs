@@ -10,7 +10,7 @@ use std::thread::Thread;
 use crate::KernelError;
 
 /// The caller and as many workers as there may ever be, of whom the limit lets some work.
-pub(crate) struct Pool {
+pub(crate) struct ThreadPool {
     workers: Option<rayon::ThreadPool>,
     limit: ThreadLimit,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Tasks {
 /// The cost that is worth waking a thread for: some ten microseconds.
 const WAKE: usize = 1 << 17;
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn new(threads: Option<usize>) -> Result<Self, KernelError> {
         let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = threads.unwrap_or_else(available).max(1);
@@ -169,14 +169,14 @@ impl Drop for Waiting<'_> {
 }
 
 /// A buffer that tasks write disjoint parts of.
-pub(crate) struct Shared<T>(*mut T);
+pub(crate) struct DisjointBuffer<T>(*mut T);
 
 // SAFETY: only `at` reaches the buffer, and its caller promises that no two tasks touch the same elements.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for DisjointBuffer<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for DisjointBuffer<T> {}
 
-impl<T> Shared<T> {
+impl<T> DisjointBuffer<T> {
     pub(crate) fn new(buffer: &mut [T]) -> Self {
         Self(buffer.as_mut_ptr())
     }
@@ -193,9 +193,9 @@ impl<T> Shared<T> {
 ///
 /// # Safety
 /// `fill` must have written every element when it returns.
-pub(crate) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(Shared<T>)) -> Vec<T> {
+pub(crate) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(DisjointBuffer<T>)) -> Vec<T> {
     let mut buffer = Vec::with_capacity(len);
-    fill(Shared(buffer.as_mut_ptr()));
+    fill(DisjointBuffer(buffer.as_mut_ptr()));
     // SAFETY: the capacity is there, and the caller promises that the elements are written.
     unsafe { buffer.set_len(len) };
     buffer
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_whatever_the_threads() {
         for threads in [1, 2, 3, 8] {
-            let pool = Pool::new(Some(threads)).unwrap();
+            let pool = ThreadPool::new(Some(threads)).unwrap();
             for count in [0, 1, 2, 100].into_iter().cycle().take(400) {
                 let counts: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
                 pool.each(Tasks { count, cost: usize::MAX / 2 }, |task| {
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_limit_holds_from_the_next_call_on() {
-        let pool = Pool::new(Some(4)).unwrap();
+        let pool = ThreadPool::new(Some(4)).unwrap();
         let limit = pool.limit().clone();
         let caller = std::thread::current().id();
         let helped = || {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_panics_waits_for_the_workers() {
-        let pool = Pool::new(Some(3)).unwrap();
+        let pool = ThreadPool::new(Some(3)).unwrap();
         let caller = std::thread::current().id();
         let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::choice::{KernelChoice, KernelSet};
 use super::compute::Compute;
 use super::elementwise::Angles;
-use super::pool::{Pool, ThreadLimit};
+use super::pool::{ThreadLimit, ThreadPool};
 use crate::{DType, KernelError, Rotary};
 
 /// How a [`Cpu`] computes.
@@ -44,7 +44,7 @@ impl Cpu {
             return Err(KernelError::DType { operation: "cpu", got: options.dtype });
         }
         let set = KernelSet::resolve(options.kernels, options.dtype)?;
-        let compute = Compute { set, pool: Pool::new(options.threads)? };
+        let compute = Compute { set, pool: ThreadPool::new(options.threads)? };
         Ok(Self { dtype: options.dtype, compute, angles: Mutex::new(None) })
     }
 

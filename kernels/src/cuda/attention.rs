@@ -15,6 +15,6 @@ mod selected;
 mod stripes;
 
 pub use attender::Attender;
-pub use call::Attention;
+pub use call::CudaAttentionCall;
 pub(super) use lists::Lists;
 pub use own::PIECE;

@@ -6,18 +6,18 @@ mod sparse;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::attention::Attention;
-use super::device::FEW_ROWS;
+use super::attention::CudaAttentionCall;
+use super::device::SPLIT_KEY_ROWS;
 use super::gpu::{Cuda, CudaOptions};
-use super::kv::Kv;
-use super::linear::{self, Linear};
+use super::kv::CudaKv;
+use super::linear::{self, CudaLinear};
 use super::tensor::Tensor;
 use super::{exchange, survey};
 use crate::backend::{
-    AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps,
-    Lent, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
+    AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps, HostTensor,
+    KvOps, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
 };
-use crate::{Ahead, Ask, DType, Heads, KernelError, KeySets, Mask, Merging, Rank, Selector};
+use crate::{Ask, DType, Heads, KernelError, KeySets, Mask, Merging, PriorityGuard, Rank, Selector};
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
 /// the summaries before them.
@@ -71,8 +71,8 @@ impl WorkQueue for Cuda {
         self.device.mark()
     }
 
-    fn ahead(&self, rank: Rank) -> Ahead {
-        self.device.ahead(rank)
+    fn priority(&self, rank: Rank) -> PriorityGuard {
+        self.device.priority(rank)
     }
 }
 
@@ -135,7 +135,7 @@ impl ElementwiseOps for Cuda {
 }
 
 impl LinearOps for Cuda {
-    type Linear = Linear;
+    type Linear = CudaLinear;
 
     fn linear_rows(&self) -> usize {
         LINEAR_ROWS
@@ -145,28 +145,33 @@ impl LinearOps for Cuda {
         self.device.weights("weight", &[host], host.shape, self.dtype)
     }
 
-    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
-        let linear = Linear::pack(&self.device, parts, biases, self.dtype)?;
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<CudaLinear, KernelError> {
+        let linear = CudaLinear::pack(&self.device, parts, biases, self.dtype)?;
         if self.eight_bits { linear.in_eight_bits(&self.device) } else { Ok(linear) }
     }
 
-    fn head_weight(&self, weight: HostTensor<'_>) -> Result<Linear, KernelError> {
-        Linear::pack(&self.device, &[weight], &[], self.dtype)
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<CudaLinear, KernelError> {
+        CudaLinear::pack(&self.device, &[weight], &[], self.dtype)
     }
 
-    fn linear(&self, x: &Tensor, weight: &Linear) -> Result<Tensor, KernelError> {
+    fn linear(&self, x: &Tensor, weight: &CudaLinear) -> Result<Tensor, KernelError> {
         self.products.linear(&self.device, x, weight, None)
     }
 
-    fn linear_add(&self, x: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
+    fn linear_add(&self, x: &Tensor, weight: &CudaLinear, residual: Tensor) -> Result<Tensor, KernelError> {
         self.products.linear(&self.device, x, weight, Some(residual))
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: (&Tensor, f32), weight: &Linear) -> Result<Tensor, KernelError> {
+    fn norm_linear(&self, x: &Tensor, norm: (&Tensor, f32), weight: &CudaLinear) -> Result<Tensor, KernelError> {
         self.products.norm_linear(&self.device, x, norm, weight)
     }
 
-    fn norm_mlp(&self, x: &Tensor, norm: (&Tensor, f32), [gate_up, down]: [&Linear; 2]) -> Result<Tensor, KernelError> {
+    fn norm_mlp(
+        &self,
+        x: &Tensor,
+        norm: (&Tensor, f32),
+        [gate_up, down]: [&CudaLinear; 2],
+    ) -> Result<Tensor, KernelError> {
         let few = self.products.norm_gated(&self.device, x, norm, gate_up, 0..gate_up.shape().0 / 2)?;
         let Some(gated) = few else {
             return self.products.gated_linear(&self.device, &self.norm_linear(x, norm, gate_up)?, down, x.clone());
@@ -177,7 +182,7 @@ impl LinearOps for Cuda {
     fn linear_add_part(
         &self,
         x: &Tensor,
-        (weight, residual): (&Linear, &Tensor),
+        (weight, residual): (&CudaLinear, &Tensor),
         outputs: Range<usize>,
     ) -> Result<Tensor, KernelError> {
         match self.products.linear_part(&self.device, x, (weight, residual), outputs.clone())? {
@@ -190,7 +195,7 @@ impl LinearOps for Cuda {
         &self,
         x: &Tensor,
         norm: (&Tensor, f32),
-        gate_up: &Linear,
+        gate_up: &CudaLinear,
         outputs: Range<usize>,
     ) -> Result<Tensor, KernelError> {
         if let Some(part) = self.products.norm_gated(&self.device, x, norm, gate_up, outputs.clone())? {
@@ -229,54 +234,54 @@ impl HeadOps for Cuda {
 }
 
 impl KvOps for Cuda {
-    type Kv = Kv;
+    type Kv = CudaKv;
 
-    fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
-        if let Some(kv) = Kv::of(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
+    fn kv(&self, k: &Tensor, v: &Tensor) -> Result<CudaKv, KernelError> {
+        if let Some(kv) = CudaKv::of(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
             return Ok(kv);
         }
         let (heads, t, dim) = k.cube("kv")?;
-        let mut kv = Kv::new(&self.device, heads, dim, self.dtype, t)?;
+        let mut kv = CudaKv::new(&self.device, heads, dim, self.dtype, t)?;
         kv.append(&self.device, k, v)?;
         Ok(kv)
     }
 
-    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
+    fn kv_append(&self, kv: &mut CudaKv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
         kv.append(&self.device, k, v)
     }
 
-    fn kv_rows(&self, kv: &Kv, start: usize, end: usize) -> Result<Kv, KernelError> {
+    fn kv_rows(&self, kv: &CudaKv, start: usize, end: usize) -> Result<CudaKv, KernelError> {
         kv.rows(&self.device, start, end)
     }
 
-    fn kv_len(&self, kv: &Kv) -> usize {
+    fn kv_len(&self, kv: &CudaKv) -> usize {
         kv.len()
     }
 
-    fn kv_bytes(&self, kv: &Kv) -> usize {
+    fn kv_bytes(&self, kv: &CudaKv) -> usize {
         kv.bytes()
     }
 }
 
 impl AttentionOps for Cuda {
     fn independent_rows(&self) -> usize {
-        if self.dtype == DType::F32 { 0 } else { FEW_ROWS }
+        if self.dtype == DType::F32 { 0 } else { SPLIT_KEY_ROWS }
     }
 
-    fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
+    fn attention(&self, q: &Tensor, kv: &CudaKv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
         self.computed("attention", q)?;
         // cuDNN writes bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
-        let many = q.dtype() == DType::Bf16 && q.shape()[1] > FEW_ROWS && matches!(q.shape()[2], 64 | 128);
+        let many = q.dtype() == DType::Bf16 && q.shape()[1] > SPLIT_KEY_ROWS && matches!(q.shape()[2], 64 | 128);
         let rounded = many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal);
         let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
         let [k, v] = kv.view(0, kv.len());
         let out = partial.output.heads_first()?;
-        let call = Attention { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
+        let call = CudaAttentionCall { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
         self.attender.attend(&self.device, call)?;
         Ok(partial)
     }
 
-    fn attention_each(&self, calls: &[(Tensor, Kv, Mask)]) -> Result<Vec<Tensor>, KernelError> {
+    fn attention_each(&self, calls: &[(Tensor, CudaKv, Mask)]) -> Result<Vec<Tensor>, KernelError> {
         match self.device.attend_few_each(calls)? {
             Some(outputs) => Ok(outputs),
             None => calls.iter().map(|(q, kv, mask)| Ok(self.attention(q, kv, *mask)?.output)).collect(),
@@ -298,11 +303,11 @@ impl SelectionOps for Cuda {
         self.device.download(&self.device.key_scores(&self.device.by_heads(q)?, &self.device.by_heads(k)?)?)
     }
 
-    fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+    fn attention_selected(&self, q: &Tensor, kv: &CudaKv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
         sparse::selected(self, q, kv, keys)
     }
 
-    fn attention_by(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
+    fn attention_by(&self, q: &Tensor, kv: &CudaKv, selector: Selector) -> Sparse<'_, Self> {
         sparse::by_selector(self, q, kv, selector)
     }
 }
@@ -312,7 +317,7 @@ impl BatchAttention for Cuda {
         &self,
         heads: Heads,
         q: &Tensor,
-        asks: &[Ask<'_, Kv>],
+        asks: &[Ask<'_, CudaKv>],
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
         match self.device.attend_many(heads, q, asks, packed)? {
@@ -321,7 +326,12 @@ impl BatchAttention for Cuda {
         }
     }
 
-    fn attend_rows(&self, heads: Heads, q: &Tensor, asks: (&[Ask<'_, Kv>], &[usize])) -> Result<Tensor, KernelError> {
+    fn attend_rows(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: (&[Ask<'_, CudaKv>], &[usize]),
+    ) -> Result<Tensor, KernelError> {
         match self.device.attend_groups(heads, q, asks)? {
             Some(rows) => Ok(rows),
             None => batch::attend_rows(self, heads, q, asks),
@@ -332,7 +342,7 @@ impl BatchAttention for Cuda {
         &self,
         heads: Heads,
         q: &Tensor,
-        asks: (&[Ask<'_, Kv>], &[Tensor]),
+        asks: (&[Ask<'_, CudaKv>], &[Tensor]),
         merging: &Merging,
     ) -> Result<Tensor, KernelError> {
         match self.device.attend_tree(heads, q, asks, (merging, self.dtype))? {
@@ -366,7 +376,7 @@ impl Collectives for Cuda {
         if own { linear::FEW_PRODUCT_ROWS } else { 0 }
     }
 
-    fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
+    fn export(&self, tensors: Vec<Tensor>) -> Result<Exported<Self>, KernelError> {
         let lending = exchange::Lending::of(tensors, &self.device, &self.signals)?;
         Ok(Box::new(move |to: &Self| lending.fetch(&to.device, &to.signals)))
     }

@@ -7,10 +7,10 @@ pub(super) mod driver;
 pub(super) mod layout;
 pub(super) mod memory;
 mod modules;
-mod pace;
 mod queue;
 mod spread;
 mod staging;
+mod throttle;
 mod waiting;
 
 use std::collections::HashMap;
@@ -20,20 +20,20 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::{DType, KernelError};
-pub(super) use buffer::Buffer;
-use carried::CARRIED;
+pub(super) use buffer::DeviceBuffer;
+use carried::ARGUMENT_BYTES;
 pub(super) use carried::Carried;
 use layout::Maps;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
-pub use pace::FEW_ROWS;
-use pace::Pace;
-pub(super) use pace::STRETCH;
-pub(super) use queue::Written;
+pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
-use spread::Room;
-pub(super) use spread::Spread;
+pub(super) use spread::LaunchShape;
+use spread::Occupancy;
 pub(super) use staging::Pinned;
 use staging::Staging;
+pub(super) use throttle::QUANTUM_OPERATIONS;
+pub use throttle::SPLIT_KEY_ROWS;
+use throttle::Throttle;
 
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
 const KEPT_SHARE: usize = 16;
@@ -44,12 +44,12 @@ pub struct Device {
     stream: Arc<CudaStream>,
     functions: HashMap<String, (sys::CUfunction, Overlap)>,
     staging: Staging,
-    room: Room,
+    room: Occupancy,
     /// The compute capability.
     capability: (i32, i32),
     maps: Maps,
     queue: Queue,
-    pace: Pace,
+    throttle: Throttle,
 }
 
 // SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
@@ -101,12 +101,12 @@ impl Device {
         // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(missing)?;
-        let room = Room::of(&context).map_err(missing)?;
+        let room = Occupancy::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
         let (functions, maps, queue) = Default::default();
         let capability = (major, minor);
-        let pace = Pace::of(index);
-        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, pace };
+        let throttle = Throttle::of(index);
+        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -164,7 +164,7 @@ impl Device {
     pub(super) unsafe fn launch(
         &self,
         name: &str,
-        spread: Spread,
+        spread: LaunchShape,
         arguments: &mut [*mut c_void],
     ) -> Result<(), KernelError> {
         let failed = |error| device_error("launch", error);
@@ -235,12 +235,12 @@ impl Device {
     }
 
     /// What its processors have room for.
-    pub(super) fn room(&self) -> &Room {
+    pub(super) fn room(&self) -> &Occupancy {
         &self.room
     }
 
     /// Memory, unset.
-    pub(super) fn alloc(&self, bytes: usize) -> Result<Buffer, KernelError> {
+    pub(super) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
         self.context.bind_to_thread().map_err(|error| device_error("alloc", error))?;
         // SAFETY: the stream lives; the memory is not read before it is written.
         let ask = || unsafe { result::malloc_async(self.stream.cu_stream(), bytes.max(16)) };
@@ -260,18 +260,18 @@ impl Device {
             }
             _ => device_error("alloc", error),
         })?;
-        Ok(Buffer::new(pointer, bytes, Arc::clone(&self.stream)))
+        Ok(DeviceBuffer::new(pointer, bytes, Arc::clone(&self.stream)))
     }
 
     /// A copy of host bytes.
-    pub(super) fn upload_bytes(&self, bytes: &[u8]) -> Result<Buffer, KernelError> {
+    pub(super) fn upload_bytes(&self, bytes: &[u8]) -> Result<DeviceBuffer, KernelError> {
         let buffer = self.alloc(bytes.len())?;
         self.write(buffer.pointer, bytes)?;
         Ok(buffer)
     }
 
     /// Zeros everywhere.
-    pub(super) fn clear(&self, buffer: &Buffer) -> Result<(), KernelError> {
+    pub(super) fn clear(&self, buffer: &DeviceBuffer) -> Result<(), KernelError> {
         let failed = |error| device_error("clear", error);
         self.context.bind_to_thread().map_err(failed)?;
         // SAFETY: the buffer is live and so long.
@@ -283,18 +283,18 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
-        if bytes.len() <= CARRIED && bytes.len().is_multiple_of(4) && pointer.is_multiple_of(4) {
+        if bytes.len() <= ARGUMENT_BYTES && bytes.len().is_multiple_of(4) && pointer.is_multiple_of(4) {
             return self.put(pointer, bytes);
         }
         self.context.bind_to_thread().map_err(|error| device_error("upload", error))?;
         self.staging.upload(pointer, bytes).map_err(|error| device_error("upload", error))
     }
 
-    /// Up to [`CARRIED`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
+    /// Up to [`ARGUMENT_BYTES`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
     fn put(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
         let carried = Carried::of(bytes).expect("callers have no more, and whole words");
         let count = (bytes.len() / 4) as i32;
-        launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
+        launch!(self, "put", LaunchShape::new(1, 256), pointer, carried, count)
     }
 
     /// Device bytes from `pointer` on, once all work queued before is done.

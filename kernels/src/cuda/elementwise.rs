@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::device::layout::Strides;
-use super::device::{Device, Spread, launch, typed};
+use super::device::{Device, LaunchShape, launch, typed};
 use super::tensor::{Tensor, View};
 use crate::{DType, Heads, KernelError, Rotary};
 
@@ -114,7 +114,7 @@ impl Device {
         }
         let (out, words) = (self.empty(&[ids.len(), e], table.dtype)?, self.words(ids)?);
         let (from, list, to, columns) = (table.pointer(), words.pointer(), out.pointer(), e as i32);
-        launch!(self, &typed("embed", table.dtype), Spread::new(ids.len(), 128), from, list, to, columns)?;
+        launch!(self, &typed("embed", table.dtype), LaunchShape::new(ids.len(), 128), from, list, to, columns)?;
         Ok(out)
     }
 
@@ -140,7 +140,7 @@ impl Device {
         let name = if wide(e, &operands) { "rms_norm_wide" } else { "rms_norm" };
         let (from, add) = (x.pointer(), residual.map_or(0, Tensor::pointer));
         let (by, to, columns) = (weight.pointer(), out.pointer(), e as i32);
-        launch!(self, &typed(name, x.dtype), Spread::new(rows, 256), from, add, by, to, columns, eps)?;
+        launch!(self, &typed(name, x.dtype), LaunchShape::new(rows, 256), from, add, by, to, columns, eps)?;
         Ok(out)
     }
 
@@ -155,7 +155,7 @@ impl Device {
         let wide = wide(f, &[gate_up, &out]);
         let (name, step) = if wide { ("gated_silu_wide", 16 / out.dtype.size()) } else { ("gated_silu", 1) };
         let (from, to, count, columns) = (gate_up.pointer(), out.pointer(), (rows * f) as i64, f as i32);
-        launch!(self, &typed(name, out.dtype), Spread::over(rows * f / step), from, to, count, columns)?;
+        launch!(self, &typed(name, out.dtype), LaunchShape::over(rows * f / step), from, to, count, columns)?;
         Ok(out)
     }
 
@@ -163,7 +163,7 @@ impl Device {
     pub fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
         let out = self.empty(&x.shape, x.dtype)?;
         let (from, to, count) = (x.pointer(), out.pointer(), x.elements() as i64);
-        launch!(self, &typed("silu", x.dtype), Spread::over(x.elements()), from, to, count)?;
+        launch!(self, &typed("silu", x.dtype), LaunchShape::over(x.elements()), from, to, count)?;
         Ok(out)
     }
 
@@ -174,7 +174,7 @@ impl Device {
         }
         let out = Tensor { rows_first: x.rows_first, ..self.empty(&x.shape, dtype)? };
         let (from, to, count) = (x.pointer(), out.pointer(), x.elements() as i64);
-        launch!(self, &typed("cast_to", dtype), Spread::over(x.elements()), from, to, count)?;
+        launch!(self, &typed("cast_to", dtype), LaunchShape::over(x.elements()), from, to, count)?;
         Ok(out)
     }
 
@@ -218,7 +218,7 @@ impl Device {
         let step = 4 * qkv.dtype.size() as u64;
         let aligned = [rotation.qkv, rotation.q, rotation.k, rotation.v].iter().all(|at| at.is_multiple_of(step));
         let name = if heads.dim.is_multiple_of(8) && aligned { "split_rotate_wide" } else { "split_rotate" };
-        let spread = Spread { blocks: (t, 1), threads: 256, shared: 4 * heads.dim };
+        let spread = LaunchShape { blocks: (t, 1), threads: 256, shared: 4 * heads.dim };
         launch!(self, &typed(name, qkv.dtype), spread, rotation)
     }
 
@@ -234,7 +234,7 @@ impl Device {
         let out = self.empty(&[t, heads * dim], dtype)?;
         let (from, to, sizes) = (x.pointer(), out.pointer(), [heads as i32, t as i32, dim as i32]);
         let [heads, t, dim] = sizes;
-        launch!(self, &typed("join_heads", dtype), Spread::over(x.elements()), from, to, heads, t, dim)?;
+        launch!(self, &typed("join_heads", dtype), LaunchShape::over(x.elements()), from, to, heads, t, dim)?;
         Ok(out)
     }
 
@@ -258,7 +258,7 @@ impl Device {
         });
         let (name, step) = if wide { ("copy_heads_wide", step) } else { ("copy_heads", 1) };
         let (heads, t, dim) = (from.heads as i32, from.rows as i32, from.dim as i32);
-        let (name, spread) = (typed(name, from.dtype), Spread::over(count / step));
+        let (name, spread) = (typed(name, from.dtype), LaunchShape::over(count / step));
         launch!(self, &name, spread, from.pointer, to.pointer, from.at, to.at, heads, t, dim)
     }
 
@@ -266,7 +266,7 @@ impl Device {
     pub fn random(&self, shape: &[usize], dtype: DType, seed: u32, scale: f32) -> Result<Tensor, KernelError> {
         let out = self.empty(shape, dtype)?;
         let (to, count) = (out.pointer(), out.elements() as i64);
-        launch!(self, &typed("random_fill", dtype), Spread::over(out.elements()), to, count, seed, scale)?;
+        launch!(self, &typed("random_fill", dtype), LaunchShape::over(out.elements()), to, count, seed, scale)?;
         Ok(out)
     }
 
@@ -280,7 +280,7 @@ impl Device {
     ) -> Result<Tensor, KernelError> {
         let out = self.empty(&shape, DType::Bf16)?;
         let (to, count, columns) = (out.pointer(), out.elements() as i64, shape[1] as i32);
-        launch!(self, "cancelling_fill", Spread::over(out.elements()), to, count, seed, columns, first, second)?;
+        launch!(self, "cancelling_fill", LaunchShape::over(out.elements()), to, count, seed, columns, first, second)?;
         Ok(out)
     }
 }

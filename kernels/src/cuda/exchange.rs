@@ -1,7 +1,7 @@
 //! Tensors from GPU to GPU of one process.
 
-mod lending;
+mod exporting;
 mod signals;
 
-pub(super) use lending::{Lending, open};
+pub(super) use exporting::{Lending, open};
 pub(super) use signals::SignalsSlot;

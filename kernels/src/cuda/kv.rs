@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::device::layout::{Map, Strides};
-use super::device::{Buffer, Device, Written};
+use super::device::{Device, DeviceBuffer, WriteMark};
 use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
 
@@ -13,20 +13,20 @@ const APPENDED_TOKENS: usize = 64;
 
 /// A cache that grows geometrically; clones share memory until one of them grows.
 #[derive(Clone)]
-pub struct Kv {
-    buffers: [Arc<Buffer>; 2],
+pub struct CudaKv {
+    buffers: [Arc<DeviceBuffer>; 2],
     heads: usize,
     dim: usize,
     dtype: DType,
     len: usize,
     capacity: usize,
     /// When its tokens may have been written.
-    written: Written,
+    written: WriteMark,
     /// Maps of all cached keys and values.
     maps: [OnceLock<Map>; 2],
 }
 
-impl Kv {
+impl CudaKv {
     /// An empty cache with room for `capacity` tokens.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Kv {
     pub fn view(&self, start: usize, end: usize) -> [View<'_>; 2] {
         assert!(start <= end && end <= self.capacity, "tokens {start}..{end} of {}", self.capacity);
         let at = Strides::by_rows(self.heads, self.dim);
-        let pointer = |buffer: &Buffer| buffer.pointer + (start * self.row()) as u64;
+        let pointer = |buffer: &DeviceBuffer| buffer.pointer + (start * self.row()) as u64;
         [0, 1].map(|i| {
             let shape = [self.heads, end - start, self.dim];
             let map = Some(&self.maps[i]).filter(|_| (start, end) == (0, self.len));
@@ -98,7 +98,7 @@ impl Kv {
     }
 
     /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once. What attends to them waits for
-    /// all that was queued before, until [`Kv::append`] tells when they were written.
+    /// all that was queued before, until [`CudaKv::append`] tells when they were written.
     ///
     /// # Errors
     /// [`KernelError::DeviceMemory`] where there is no room.
@@ -113,7 +113,7 @@ impl Kv {
             *self = grown;
         }
         self.resize(end);
-        self.written = Written::UNKNOWN;
+        self.written = WriteMark::UNKNOWN;
         Ok(self.view(start, end))
     }
 

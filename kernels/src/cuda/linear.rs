@@ -9,18 +9,18 @@ mod product;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use eight::Eight;
+use eight::Fp8Rows;
 pub(super) use few::FEW_PRODUCT_ROWS;
-pub use plans::Choice;
 use plans::Plans;
+pub use plans::ProductChoice;
 use product::{Key, Operands};
 
-use super::device::{Device, Spread, device_error, launch, typed};
+use super::device::{Device, LaunchShape, device_error, launch, typed};
 use super::tensor::Tensor;
 use crate::{DType, HostTensor, KernelError};
 
 /// The weights of `y = x W^T + b` in device memory.
-pub struct Linear {
+pub struct CudaLinear {
     weight: Weight,
     /// `(n)`.
     bias: Option<Tensor>,
@@ -29,7 +29,7 @@ pub struct Linear {
 /// `(n, k)`.
 enum Weight {
     Plain(Tensor),
-    Eight(Eight),
+    Eight(Fp8Rows),
 }
 
 /// What multiplies: the library's plans where the library is there.
@@ -37,7 +37,7 @@ pub struct Products {
     plans: Option<Mutex<Plans>>,
 }
 
-impl Linear {
+impl CudaLinear {
     /// Weights `(n, k)` and biases `(n)` that are on the device already.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl Products {
     }
 
     /// The algorithms chosen so far.
-    pub fn choices(&self) -> Vec<Choice> {
+    pub fn choices(&self) -> Vec<ProductChoice> {
         self.plans.as_ref().map_or_else(Vec::new, |plans| plans.lock().expect("no panic holds it").choices())
     }
 
@@ -132,7 +132,7 @@ impl Products {
         &self,
         device: &Device,
         x: &Tensor,
-        linear: &Linear,
+        linear: &CudaLinear,
         residual: Option<Tensor>,
     ) -> Result<Tensor, KernelError> {
         let ((rows, columns), (n, k)) = (x.matrix("linear")?, linear.shape());
@@ -183,7 +183,7 @@ impl Products {
         device: &Device,
         x: &Tensor,
         (norm, eps): (&Tensor, f32),
-        linear: &Linear,
+        linear: &CudaLinear,
     ) -> Result<Tensor, KernelError> {
         match &linear.weight {
             Weight::Eight(weight) if x.shape.last() == Some(&weight.shape.1) && x.shape[0] > 0 => {
@@ -199,7 +199,7 @@ impl Products {
         &self,
         device: &Device,
         gate_up: &Tensor,
-        linear: &Linear,
+        linear: &CudaLinear,
         residual: Tensor,
     ) -> Result<Tensor, KernelError> {
         let (rows, both) = gate_up.matrix("gated_linear")?;
@@ -220,7 +220,7 @@ impl Products {
         device: &Device,
         x: &Tensor,
         (norm, eps): (&Tensor, f32),
-        linear: &Linear,
+        linear: &CudaLinear,
         outputs: Range<usize>,
     ) -> Result<Option<Tensor>, KernelError> {
         let ((rows, columns), (n, k)) = (x.matrix("norm_gated")?, linear.shape());
@@ -257,7 +257,7 @@ impl Products {
         &self,
         device: &Device,
         x: &Tensor,
-        (linear, residual): (&Linear, &Tensor),
+        (linear, residual): (&CudaLinear, &Tensor),
         outputs: Range<usize>,
     ) -> Result<Option<Tensor>, KernelError> {
         let ((rows, columns), (n, k)) = (x.matrix("linear_part")?, linear.shape());
@@ -286,7 +286,7 @@ impl Products {
     fn in_eight_bits(
         &self,
         device: &Device,
-        (x, weight): (&Eight, &Eight),
+        (x, weight): (&Fp8Rows, &Fp8Rows),
         bias: Option<&Tensor>,
         residual: Option<Tensor>,
     ) -> Result<Tensor, KernelError> {
@@ -330,7 +330,7 @@ fn own(
     let (rows, n, k) = (x.shape[0], weight.shape[0], weight.shape[1]);
     let (from, weight, to) = (x.pointer(), weight.pointer(), out.pointer());
     let (bias, add) = (bias.map_or(0, Tensor::pointer), residual.map_or(0, Tensor::pointer));
-    let spread = Spread { blocks: (n.div_ceil(64), rows.div_ceil(64)), threads: 256, shared: 0 };
+    let spread = LaunchShape { blocks: (n.div_ceil(64), rows.div_ceil(64)), threads: 256, shared: 0 };
     let (rows, n, k) = (rows as i32, n as i32, k as i32);
     launch!(device, &typed("linear", x.dtype), spread, from, weight, bias, add, to, rows, n, k)
 }

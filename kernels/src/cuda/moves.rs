@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::device::{Device, Spread, launch, typed};
+use super::device::{Device, LaunchShape, launch, typed};
 use super::tensor::{Tensor, View};
 use crate::backend::check_lists;
 use crate::{DType, KernelError, Partial};
@@ -29,7 +29,7 @@ struct Pair {
 /// Bytes that go from one place to another, in 16-byte steps, as the kernel declares it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(super) struct Run {
+pub(super) struct CopyRun {
     from: u64,
     to: u64,
     /// Of what is written.
@@ -41,9 +41,9 @@ pub(super) struct Run {
 /// Runs of a launch, as the kernel has it.
 const RUNS: usize = 32;
 /// Blocks of threads that copy one run.
-const MOST_BLOCKS: usize = 1024;
+const COPY_BLOCKS: usize = 1024;
 
-impl Run {
+impl CopyRun {
     /// These bytes as they are, where they lie in whole steps.
     pub fn of(from: u64, to: u64, bytes: usize) -> Option<Self> {
         let steps = bytes.is_multiple_of(16).then_some(bytes / 16).and_then(|steps| i32::try_from(steps).ok())?;
@@ -67,7 +67,7 @@ impl Device {
     pub(super) fn equal(&self, a: &Tensor, b: &Tensor, bytes: usize) -> Result<bool, KernelError> {
         let differ = self.words(&[0])?;
         let (one, other, to, count) = (a.pointer(), b.pointer(), differ.pointer(), (bytes / 4) as i64);
-        launch!(self, "differ", Spread::over(bytes / 4), one, other, to, count)?;
+        launch!(self, "differ", LaunchShape::over(bytes / 4), one, other, to, count)?;
         let mut found = [0; 4];
         self.download_bytes(to, &mut found)?;
         Ok(found == [0; 4])
@@ -75,7 +75,7 @@ impl Device {
 
     /// Two runs of as many bytes, by one launch; by two copies where they do not lie in whole steps.
     pub(super) fn copy_pair(&self, [a, b]: [u64; 2], [to_a, to_b]: [u64; 2], bytes: usize) -> Result<(), KernelError> {
-        if let (Some(one), Some(other)) = (Run::of(a, to_a, bytes), Run::of(b, to_b, bytes)) {
+        if let (Some(one), Some(other)) = (CopyRun::of(a, to_a, bytes), CopyRun::of(b, to_b, bytes)) {
             return self.copy_runs(&[one, other]);
         }
         self.copy_2d((a, 0), (to_a, 0), bytes, 1)?;
@@ -83,13 +83,13 @@ impl Device {
     }
 
     /// Copies runs that do not overlap, by as few launches as there can be.
-    pub(super) fn copy_runs(&self, runs: &[Run]) -> Result<(), KernelError> {
+    pub(super) fn copy_runs(&self, runs: &[CopyRun]) -> Result<(), KernelError> {
         for some in runs.chunks(RUNS) {
-            let mut sent = [Run::default(); RUNS];
+            let mut sent = [CopyRun::default(); RUNS];
             sent[..some.len()].copy_from_slice(some);
             let most = some.iter().map(|run| run.steps as usize).max().unwrap_or(0);
-            let blocks = (most.div_ceil(256).min(MOST_BLOCKS), some.len());
-            launch!(self, "copy_runs", Spread { blocks, threads: 256, shared: 0 }, sent)?;
+            let blocks = (most.div_ceil(256).min(COPY_BLOCKS), some.len());
+            launch!(self, "copy_runs", LaunchShape { blocks, threads: 256, shared: 0 }, sent)?;
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ impl Device {
             && [out.pointer, more.pointer].iter().all(|pointer| pointer.is_multiple_of(16))
             && [pair.out_head, pair.out_row, pair.other_head, pair.other_row].iter().all(|stride| stride % 8 == 0);
         let (name, threads) = if wide { ("merge_into_wide", out.dim / 8) } else { ("merge_into", 32) };
-        launch!(self, name, Spread::new((out.heads * out.rows * threads).div_ceil(256), 256), pair)
+        launch!(self, name, LaunchShape::new((out.heads * out.rows * threads).div_ceil(256), 256), pair)
     }
 
     /// Exact merge of partials over disjoint keys, in the order given; outputs f32 or bf16, statistics f32.
@@ -155,7 +155,7 @@ impl Device {
         let (outputs, lses) = (table.pointer, table.pointer + 8 * partials.len() as u64);
         let (to, to_lse, n, columns) =
             (merged.output.pointer(), merged.lse.pointer(), partials.len() as i32, dim as i32);
-        let spread = Spread::new(heads * t, dim.next_multiple_of(32).clamp(32, 256) as u32);
+        let spread = LaunchShape::new(heads * t, dim.next_multiple_of(32).clamp(32, 256) as u32);
         launch!(self, &typed("merge", output.dtype), spread, outputs, lses, n, to, to_lse, columns)?;
         Ok(merged)
     }
@@ -213,8 +213,8 @@ impl Device {
         for part in parts.iter().filter(|part| part.elements() > 0) {
             let bytes = part.elements() * dtype.size();
             let run = match part.dtype == dtype {
-                true => Run::of(part.pointer(), to, bytes),
-                false => Run::narrowed(part.pointer(), to, bytes),
+                true => CopyRun::of(part.pointer(), to, bytes),
+                false => CopyRun::narrowed(part.pointer(), to, bytes),
             };
             match run {
                 Some(run) => runs.push(run),
@@ -240,7 +240,7 @@ impl Device {
             let (shape, row) = (vec![x.shape[0], x.shape[1] + more.shape[1], x.shape[2]], x.shape[0] * x.shape[2]);
             let whole = x.offset == 0 && x.bytes() == x.buffer.bytes;
             let mut copy = |from: &Tensor, to: u64| {
-                match Run::of(from.pointer(), to, from.bytes()) {
+                match CopyRun::of(from.pointer(), to, from.bytes()) {
                     Some(run) => runs.push((run, from.clone())),
                     None => self.copy_2d((from.pointer(), 0), (to, 0), from.bytes(), 1)?,
                 }
@@ -260,7 +260,7 @@ impl Device {
             Ok(Tensor { shape, buffer: Arc::new(buffer), offset: 0, ..x })
         };
         let extended = [extend(pairs[0])?, extend(pairs[1])?];
-        let (runs, _held): (Vec<Run>, Vec<Tensor>) = runs.into_iter().unzip();
+        let (runs, _held): (Vec<CopyRun>, Vec<Tensor>) = runs.into_iter().unzip();
         self.copy_runs(&runs)?;
         Ok(extended)
     }
@@ -313,7 +313,7 @@ impl Device {
         let out = self.empty(&[heads, count, dim], x.dtype)?;
         let (from, list, to) = (x.pointer(), rows.pointer(), out.pointer());
         let (t, n, columns) = (t as i32, count as i32, dim as i32);
-        launch!(self, &typed("gather", x.dtype), Spread::new(heads * count, 64), from, list, to, t, n, columns)?;
+        launch!(self, &typed("gather", x.dtype), LaunchShape::new(heads * count, 64), from, list, to, t, n, columns)?;
         Ok(out)
     }
 
@@ -327,9 +327,9 @@ impl Device {
         }
         let (means, out) = (self.empty(&[kv, dim], DType::F32)?, self.empty(&[kv, t], DType::F32)?);
         let (from, to, count, columns) = (q.pointer(), means.pointer(), (query / kv * rows) as i32, dim as i32);
-        launch!(self, &typed("mean_rows", q.dtype), Spread::new(kv, 128), from, to, count, columns)?;
+        launch!(self, &typed("mean_rows", q.dtype), LaunchShape::new(kv, 128), from, to, count, columns)?;
         let (keys, scores, heads, t) = (k.pointer(), out.pointer(), kv as i32, t as i32);
-        let spread = Spread::new((kv * t as usize).div_ceil(8), 256);
+        let spread = LaunchShape::new((kv * t as usize).div_ceil(8), 256);
         launch!(self, &typed("key_dots", k.dtype), spread, to, keys, scores, heads, t, columns)?;
         Ok(out)
     }
@@ -344,7 +344,7 @@ impl Device {
         let out = self.empty(&[lists, k.min(n)], DType::F32)?;
         if out.elements() > 0 {
             let (from, to, n, k) = (scores.pointer(), out.pointer(), n as i32, k.min(n) as i32);
-            launch!(self, "top_k", Spread::new(lists, 1024), from, to, n, k)?;
+            launch!(self, "top_k", LaunchShape::new(lists, 1024), from, to, n, k)?;
         }
         Ok(out)
     }

@@ -7,7 +7,7 @@ use super::device::driver::{dotted, driver_version, has_kernels, too_old, words_
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Survey {
+pub struct DeviceSurvey {
     /// Latest CUDA that the driver knows, such as `13.0`; `None`: no driver.
     pub driver: Option<String>,
     /// The driver's answer where it is there and does not work.
@@ -48,10 +48,10 @@ pub struct Library {
 }
 
 /// Looks.
-pub fn survey() -> Survey {
+pub fn survey() -> DeviceSurvey {
     // SAFETY: this only tries to load the library.
     let driver = unsafe { sys::is_culib_present() };
-    let mut found = Survey { libraries: libraries(), ..Survey::default() };
+    let mut found = DeviceSurvey { libraries: libraries(), ..DeviceSurvey::default() };
     if driver {
         let version = driver_version();
         found.driver = version.map(|version| dotted(version as usize, 1000, 10));

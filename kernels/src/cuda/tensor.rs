@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use half::{bf16, f16};
 
 use super::device::layout::{Map, Strides};
-use super::device::{Buffer, Device, Written};
+use super::device::{Device, DeviceBuffer, WriteMark};
 use crate::{DType, HostTensor, KernelError, RawBytes};
 
 /// A tensor in device memory, row-major but for what `rows_first` says; clones share it.
@@ -16,7 +16,7 @@ use crate::{DType, HostTensor, KernelError, RawBytes};
 pub struct Tensor {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    pub(super) buffer: Arc<Buffer>,
+    pub(super) buffer: Arc<DeviceBuffer>,
     /// Bytes before the first element.
     pub(super) offset: usize,
     /// `(heads, rows, dim)` that lies as `(rows, heads, dim)`: as products give and take it, and caches hold it.
@@ -32,7 +32,7 @@ impl fmt::Debug for Tensor {
 /// Elements of tensors as they travel, in device memory.
 pub(super) struct Staged<'a> {
     device: &'a Device,
-    buffer: Arc<Buffer>,
+    buffer: Arc<DeviceBuffer>,
     bytes: usize,
     /// What is copied from.
     _held: Vec<Tensor>,
@@ -59,19 +59,19 @@ pub struct View<'a> {
     pub(super) at: Strides,
     pub(super) dtype: DType,
     /// When it may have been written.
-    pub(super) written: Written,
+    pub(super) written: WriteMark,
     /// Where the map of what it views is kept.
     pub(super) map: Option<&'a OnceLock<Map>>,
-    lives: PhantomData<&'a Buffer>,
+    lives: PhantomData<&'a DeviceBuffer>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
-        Self { pointer, heads, rows, dim, at, dtype, written: Written::UNKNOWN, map: None, lives: PhantomData }
+        Self { pointer, heads, rows, dim, at, dtype, written: WriteMark::UNKNOWN, map: None, lives: PhantomData }
     }
 
     /// The same, of memory that no later launch writes.
-    pub(super) fn written(self, written: Written) -> Self {
+    pub(super) fn written(self, written: WriteMark) -> Self {
         Self { written, ..self }
     }
 

@@ -48,7 +48,7 @@ fn even(rows: &[usize], slots: &[usize]) -> Result<usize, KernelError> {
 
 /// Packed rows of slots.
 #[derive(Default)]
-pub(crate) struct Slots {
+pub(crate) struct PackedSlots {
     /// Values of each slot, of those to come too.
     sizes: Vec<usize>,
     /// Which of `values` a slot is in, and where it starts.
@@ -56,7 +56,7 @@ pub(crate) struct Slots {
     values: Vec<Vec<f32>>,
 }
 
-impl Slots {
+impl PackedSlots {
     /// None yet, of so many values each.
     pub fn of_sizes(sizes: Vec<usize>) -> Self {
         Self { sizes, ..Self::default() }

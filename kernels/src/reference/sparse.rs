@@ -5,7 +5,7 @@ use crate::{FlexRule, Heads, KeySets, Mask, StripeRule, VerticalSlashRule};
 
 /// One causal sequence: `q (query heads, tokens, dim)`, `k, v (kv heads, tokens, dim)`.
 #[derive(Clone, Copy, Debug)]
-pub struct Sequence<'a> {
+pub struct ReferenceSequence<'a> {
     /// Queries.
     pub q: &'a [f32],
     /// Keys.
@@ -27,7 +27,7 @@ pub struct Estimate {
     pub gap: f32,
 }
 
-impl Sequence<'_> {
+impl ReferenceSequence<'_> {
     fn shape(&self) -> AttentionShape {
         AttentionShape { heads: self.heads, queries: self.tokens, keys: self.tokens, mask: Mask::Causal }
     }
@@ -86,8 +86,8 @@ impl Sequence<'_> {
 }
 
 /// Attention over the listed keys that do not come after the row: output and log-sum-exp.
-pub fn selected_attention(sequence: Sequence<'_>, keys: &KeySets) -> (Vec<f32>, Vec<f32>) {
-    let Sequence { q, k, v, .. } = sequence;
+pub fn selected_attention(sequence: ReferenceSequence<'_>, keys: &KeySets) -> (Vec<f32>, Vec<f32>) {
+    let ReferenceSequence { q, k, v, .. } = sequence;
     let listed = listed(keys, sequence.tokens);
     let sees = |head: usize, row: usize, key: usize| {
         key <= row && listed[(head * keys.groups() + row / keys.rows()) * sequence.tokens + key]
@@ -118,7 +118,7 @@ pub fn key_scores(q: &[f32], k: &[f32], heads: Heads) -> Vec<f32> {
 
 /// The least difference of any of a group's query blocks for each key, `(query heads, groups, tokens)`; infinite for keys that
 /// are no candidates. A key is a stripe iff its difference is at most `theta` (AnchorAttention, equation 2).
-pub fn stripe_margins(sequence: Sequence<'_>, rule: StripeRule) -> Vec<f32> {
+pub fn stripe_margins(sequence: ReferenceSequence<'_>, rule: StripeRule) -> Vec<f32> {
     let (tokens, span) = (sequence.tokens, rule.step * rule.block_q);
     let mut margins = Vec::new();
     for head in 0..sequence.heads.query {
@@ -143,7 +143,7 @@ pub fn stripe_margins(sequence: Sequence<'_>, rule: StripeRule) -> Vec<f32> {
 }
 
 /// AnchorAttention: output and log-sum-exp, and the stripes.
-pub fn stripe_attention(sequence: Sequence<'_>, rule: StripeRule) -> ((Vec<f32>, Vec<f32>), KeySets) {
+pub fn stripe_attention(sequence: ReferenceSequence<'_>, rule: StripeRule) -> ((Vec<f32>, Vec<f32>), KeySets) {
     let (tokens, span) = (sequence.tokens, rule.step * rule.block_q);
     let margins = stripe_margins(sequence, rule);
     let selected = |(list, margins): (usize, &[f32])| {
@@ -163,7 +163,7 @@ pub fn stripe_attention(sequence: Sequence<'_>, rule: StripeRule) -> ((Vec<f32>,
 /// MInference: columns and offsets with the most attention of the last 64 rows, the first 30 and the nearest 100 foremost.
 /// For each 64 rows, offsets become 64-wide blocks of keys: the first ends where the largest offset of the last row
 /// does, and the next follow without a gap while offsets touch them.
-pub fn vertical_slash(sequence: Sequence<'_>, rule: VerticalSlashRule) -> Estimate {
+pub fn vertical_slash(sequence: ReferenceSequence<'_>, rule: VerticalSlashRule) -> Estimate {
     let tokens = sequence.tokens;
     let (mut lists, mut gap) = (Vec::new(), f32::INFINITY);
     for head in 0..sequence.heads.query {
@@ -196,7 +196,7 @@ pub fn vertical_slash(sequence: Sequence<'_>, rule: VerticalSlashRule) -> Estima
 }
 
 /// FlexPrefill, by blocks of 128.
-pub fn flex_prefill(sequence: Sequence<'_>, rule: FlexRule) -> Estimate {
+pub fn flex_prefill(sequence: ReferenceSequence<'_>, rule: FlexRule) -> Estimate {
     let (tokens, blocks) = (sequence.tokens, sequence.tokens.div_ceil(128));
     let (mut lists, mut gap) = (Vec::new(), f32::INFINITY);
     for head in 0..sequence.heads.query {
@@ -214,7 +214,7 @@ pub fn flex_prefill(sequence: Sequence<'_>, rule: FlexRule) -> Estimate {
 }
 
 /// Marks the `(query block, key block)` that a head keeps; returns the gap.
-fn select_blocks(sequence: Sequence<'_>, rule: FlexRule, head: usize, seen: &mut [Vec<bool>]) -> f32 {
+fn select_blocks(sequence: ReferenceSequence<'_>, rule: FlexRule, head: usize, seen: &mut [Vec<bool>]) -> f32 {
     let blocks = seen.len();
     let least = rule.min_budget.div_ceil(128).clamp(1, blocks);
     let masses = sequence.masses(head, 128).map(|mass| mass.iter().map(|m| m / 128.0).collect::<Vec<_>>());

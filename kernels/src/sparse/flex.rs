@@ -45,7 +45,7 @@ impl FlexRule {
 }
 
 /// The blocks of one head, as FlexPrefill sees them.
-pub(crate) struct Blocks<'a> {
+pub(crate) struct SparseBlocks<'a> {
     rule: FlexRule,
     /// Attention to each key, and over each distance, of the last [`FLEX`] rows.
     masses: [&'a [f32]; 2],
@@ -54,7 +54,7 @@ pub(crate) struct Blocks<'a> {
     query_aware: bool,
 }
 
-impl<'a> Blocks<'a> {
+impl<'a> SparseBlocks<'a> {
     /// From the masses `[columns, offsets]`, and the attention of the mean of these rows to the mean key of each block.
     pub fn new(rule: FlexRule, masses: [&'a [f32]; 2], last: &[f32]) -> Self {
         let pooled = masses.map(pool);

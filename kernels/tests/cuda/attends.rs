@@ -1,6 +1,6 @@
 //! Attention on the GPU by each kernel: prefill, and few rows on many keys.
 
-use asterism_kernels::cuda::Attention;
+use asterism_kernels::cuda::CudaAttentionCall;
 use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Cuda, DType, Heads, Mask};
 
@@ -23,7 +23,7 @@ fn attends(gpu: &Cuda, shape: AttentionShape, kernel: Kernel, out: DType) {
     let (v_values, v) = draw(gpu, &[keys, kv * dim], seed + 2);
     let output = gpu.device().tensor(&[queries, query * dim], &vec![f32::NAN; queries * query * dim], out).unwrap();
     let lse = gpu.device().tensor(&[query, queries], &vec![f32::NAN; query * queries], DType::F32).unwrap();
-    let call = Attention {
+    let call = CudaAttentionCall {
         q: q.token_major(query).unwrap(),
         k: k.token_major(kv).unwrap(),
         v: v.token_major(kv).unwrap(),
@@ -104,7 +104,7 @@ fn a_row_of_few_does_not_depend_on_its_company() {
             let rows = q.rows(start, end).unwrap();
             let [k, v] = [&k, &v].map(|x| x.token_major(kv).unwrap());
             let (q, out_view) = (rows.token_major(query).unwrap(), out.token_major(query).unwrap());
-            let call = Attention { q, k, v, mask: Mask::None, out: out_view, lse: &lse };
+            let call = CudaAttentionCall { q, k, v, mask: Mask::None, out: out_view, lse: &lse };
             gpu.device().attend_few(call).unwrap();
             [out, lse].map(|x| gpu.device().download(&x).unwrap())
         };
@@ -139,7 +139,14 @@ fn long_calls_are_those_of_their_parts() {
             [4, 5].map(|seed| (draw(rows, query, seed), device.random(&[query, rows], DType::F32, seed, 1.0).unwrap()));
         let calls = results.each_ref().map(|(out, lse)| {
             let [k, v] = [&k, &v].map(|x| x.token_major(kv).unwrap());
-            Attention { q: q.token_major(query).unwrap(), k, v, mask, out: out.token_major(query).unwrap(), lse }
+            CudaAttentionCall {
+                q: q.token_major(query).unwrap(),
+                k,
+                v,
+                mask,
+                out: out.token_major(query).unwrap(),
+                lse,
+            }
         });
         gpu.attender().attend(device, calls[0]).unwrap();
         device.attend_own(calls[1]).unwrap();

@@ -1,6 +1,6 @@
 //! What every process has to choose alike. Needs a GPU.
 
-use asterism_kernels::cuda::Linear;
+use asterism_kernels::cuda::CudaLinear;
 use asterism_kernels::{Cuda, CudaOptions, DType};
 
 use super::{draw, gpu};
@@ -10,7 +10,7 @@ fn chosen(gpu: &Cuda) -> String {
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     for (n, k) in [(6144, 4096), (512, 256), (768, 256), (256, 768), (288, 4096)] {
         let (x, w) = (draw(gpu, &[2048, k], 1).1, draw(gpu, &[n, k], 2).1);
-        let linear = Linear::of(w, None).unwrap();
+        let linear = CudaLinear::of(w, None).unwrap();
         let residual = draw(gpu, &[2048, n], 3).1;
         for rows in [1, 16, 100, 700, 2048] {
             let (x, residual) = (x.rows(0, rows).unwrap(), residual.rows(0, rows).unwrap());

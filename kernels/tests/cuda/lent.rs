@@ -14,9 +14,9 @@ fn lent_tensors_arrive_as_they_were_lent() {
     println!("to {} GPUs, the first by another stream", others.len());
     for (seed, other) in (0..24).zip(others.iter().cycle()) {
         let (values, tensor) = draw(gpu, &[8, 2000, 64], seed);
-        let lent = gpu.lend(vec![tensor.clone(), tensor]).unwrap();
-        let got = lent(other).unwrap();
-        drop(lent);
+        let exported = gpu.export(vec![tensor.clone(), tensor]).unwrap();
+        let got = exported(other).unwrap();
+        drop(exported);
         let _over = [draw(gpu, &[8, 2000, 64], seed + 100), draw(gpu, &[8, 2000, 64], seed + 200)];
         for got in &got {
             assert!(other.device().download(got).unwrap() == values, "round {seed}");
@@ -25,8 +25,8 @@ fn lent_tensors_arrive_as_they_were_lent() {
     // Small ones back and forth, many at a time: each arrives as it was lent, and its memory is not used again before.
     for (seed, other) in (0..400).zip(others.iter().rev().cycle()) {
         let (values, tensor) = draw(gpu, &[1 + seed % 16, 4, 130], seed as u64);
-        let there = gpu.lend(vec![tensor]).unwrap()(other).unwrap();
-        let back = other.lend(there).unwrap()(gpu).unwrap();
+        let there = gpu.export(vec![tensor]).unwrap()(other).unwrap();
+        let back = other.export(there).unwrap()(gpu).unwrap();
         let _over = draw(gpu, &[16, 4, 130], 1000 + seed as u64);
         assert!(gpu.device().download(&back[0]).unwrap() == values, "round {seed} of small ones");
     }
@@ -47,7 +47,7 @@ fn what_is_lent_first_arrives_too() {
         let large = fresh.device().random(&[1 << 27], DType::Bf16, 3, 1.0).unwrap();
         let _busy = [(); 8].map(|()| fresh.device().cast(&large, DType::F32).unwrap());
         let (values, tensor) = draw(&fresh, &[3, 4, 130], seed);
-        let got = fresh.lend(vec![tensor]).unwrap()(other).unwrap();
+        let got = fresh.export(vec![tensor]).unwrap()(other).unwrap();
         assert!(other.device().download(&got[0]).unwrap() == values, "round {seed}");
     }
 }

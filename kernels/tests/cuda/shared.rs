@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use asterism_kernels::cuda::{Kv, Linear, Tensor};
+use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, Heads, KernelError, Mask, Rotary};
 
@@ -20,7 +20,7 @@ fn parts_of_a_product_are_columns_of_the_whole() {
     for (k, f, biased) in [(512, 1408, false), (3584, 2368, true), (4096, 14336, false)] {
         let linear = |n: usize, k: usize, seed| {
             let bias = biased.then(|| draw(gpu, &[n], seed + 1).1);
-            Linear::of(draw(gpu, &[n, k], seed).1, bias).unwrap()
+            CudaLinear::of(draw(gpu, &[n, k], seed).1, bias).unwrap()
         };
         let (gate_up, down, norm) = (linear(2 * f, k, 5), linear(k, f, 7), draw(gpu, &[k], 9).1);
         // The last of each is no whole block of threads, and is taken from the whole.
@@ -121,7 +121,7 @@ fn keys_that_were_just_written_are_waited_for() {
     let (device, heads, t) = (gpu.device(), Heads { query: 8, kv: 8, dim: 128 }, 1500);
     let inv_freq = vec![0.5; 64];
     let positions = device.positions(&(0..t as u32).collect::<Vec<_>>(), Rotary::plain(&inv_freq)).unwrap();
-    let mut cache = Kv::new(device, heads.kv, heads.dim, DType::Bf16, 40 * t).unwrap();
+    let mut cache = CudaKv::new(device, heads.kv, heads.dim, DType::Bf16, 40 * t).unwrap();
     let (_, q) = draw(gpu, &[heads.query, 1, heads.dim], 1);
     let few = draw(gpu, &[heads.kv, 5, heads.dim], 2).1;
     // What lets others start long before it is done.
@@ -165,7 +165,7 @@ fn keys_appended_beside_another_thread_are_waited_for() {
                 gpu.device().synchronize().unwrap();
             }
         });
-        let mut cache = Kv::new(gpu.device(), heads.kv, heads.dim, DType::Bf16, 1 << 14).unwrap();
+        let mut cache = CudaKv::new(gpu.device(), heads.kv, heads.dim, DType::Bf16, 1 << 14).unwrap();
         let rows = draw(gpu, &[heads.kv, 1024, heads.dim], 2).1;
         gpu.kv_append(&mut cache, &rows, &rows).unwrap();
         for round in 0..200 {

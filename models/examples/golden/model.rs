@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use asterism_kernels::Backend;
 use asterism_models::{
-    Checkpoint, Chosen, Decoder, EncodedShard, Generator, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
-    Tokenizer, Watch, encode_plan,
+    Checkpoint, Chosen, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, RetainingHeads, Sampler,
+    Sampling, Tokenizer, Watch, encode_plan,
 };
 use asterism_plan::{Cost, Exchange, Method, ModelShape, Plan, PlanRequest, Shard};
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ impl<B: Backend> Models<B> {
         if !self.loaded.contains_key(&name) {
             let checkpoint = Checkpoint::open(&self.folder.join(&name))?;
             let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
-            let decoder = Decoder::load(Arc::clone(&self.backend), &checkpoint, Parts::All)?;
+            let decoder = Decoder::load(Arc::clone(&self.backend), &checkpoint, DecoderParts::All)?;
             self.loaded.insert(name.clone(), Model { decoder, tokenizer });
         }
         Ok(&self.loaded[&name])

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::PlanError;
 
 /// A smaller block is taken for a forgotten unit.
-const LEAST_BLOCK_TOKENS: usize = 16;
+const SMALLEST_BLOCK_TOKENS: usize = 16;
 
 /// Tokens of a block: as typed, or the context spread evenly, one block a host.
 ///
@@ -13,7 +13,7 @@ const LEAST_BLOCK_TOKENS: usize = 16;
 /// [`PlanError::ZeroBlock`].
 pub fn block_tokens(typed: Option<usize>, context: usize, hosts: usize) -> Result<usize, PlanError> {
     match typed {
-        Some(0) => Err(PlanError::ZeroBlock { least: LEAST_BLOCK_TOKENS }),
+        Some(0) => Err(PlanError::ZeroBlock { least: SMALLEST_BLOCK_TOKENS }),
         Some(block) => Ok(block),
         None => Ok(context.div_ceil(hosts)),
     }
@@ -25,9 +25,9 @@ pub fn block_tokens(typed: Option<usize>, context: usize, hosts: usize) -> Resul
 /// [`PlanError::BlockTooSmall`].
 pub fn review_block(typed: Option<usize>, context: usize) -> Result<(), PlanError> {
     match typed {
-        Some(0) => Err(PlanError::ZeroBlock { least: LEAST_BLOCK_TOKENS }),
-        Some(block) if block < LEAST_BLOCK_TOKENS && block < context => {
-            Err(PlanError::BlockTooSmall { block, context, least: LEAST_BLOCK_TOKENS })
+        Some(0) => Err(PlanError::ZeroBlock { least: SMALLEST_BLOCK_TOKENS }),
+        Some(block) if block < SMALLEST_BLOCK_TOKENS && block < context => {
+            Err(PlanError::BlockTooSmall { block, context, least: SMALLEST_BLOCK_TOKENS })
         }
         _ => Ok(()),
     }

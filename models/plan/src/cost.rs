@@ -78,7 +78,7 @@ impl Cost {
         }
         for (host, read) in hosts.iter_mut().zip(read) {
             host.input_bytes += read.tokens() * ID_BYTES;
-            host.layer_exchange_bytes += lent_bytes(plan, host.host, shape);
+            host.layer_exchange_bytes += exported_bytes(plan, host.host, shape);
             host.finish(shape);
         }
         Self {
@@ -229,10 +229,10 @@ fn received_bytes(plan: &Plan, last: &Shard, given: &Given, shape: &ModelShape) 
 }
 
 /// Bytes of the queries that the second shard lends the first, where APB scores by them.
-fn lent_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
+fn exported_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
     match (&plan.exchange, plan.shards.as_slice()) {
         (Exchange::PassCompressed(passing), [first, second, ..]) if first.host == host && second.host != host => {
-            passing.lent_rows() as u64 * shape.layer_query_bytes()
+            passing.exported_rows() as u64 * shape.layer_query_bytes()
         }
         _ => 0,
     }

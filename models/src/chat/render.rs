@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::date::TemplateDate;
 use super::refusal::TemplateRefusal;
-use super::turn::{Speaker, Turn};
+use super::turn::{ChatTurn, Speaker};
 use crate::Written;
 
 /// What a rendering depends on beside the conversation.
@@ -51,7 +51,7 @@ pub trait Render: Send + Sync {
     ///
     /// # Errors
     /// When the template refuses it, cannot be run or takes more than a template may.
-    fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal>;
+    fn render(&self, turns: &[ChatTurn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal>;
 }
 
 impl Ending {
@@ -59,7 +59,7 @@ impl Ending {
     ///
     /// # Errors
     /// When it asks for two of them.
-    pub fn of(last: Option<&Turn>, continues: Option<bool>, answers: Option<bool>) -> Result<Self, &'static str> {
+    pub fn of(last: Option<&ChatTurn>, continues: Option<bool>, answers: Option<bool>) -> Result<Self, &'static str> {
         let is_answer = last.is_some_and(|last| last.speaker == Speaker::Assistant);
         match (continues, answers) {
             (Some(true), Some(true)) => {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::marks::{Compared, Marks, Places, TemplateNames};
 use super::refusal::TemplateRefusal;
 use super::render::{Ending, Render, RenderOptions, Rendered};
-use super::turn::{Speaker, Turn};
+use super::turn::{ChatTurn, Speaker};
 use engine::Engine;
 
 /// A chat template as the checkpoint has it, with what it may name.
@@ -52,7 +52,7 @@ impl TemplateSource {
 }
 
 impl Render for TemplateSource {
-    fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
+    fn render(&self, turns: &[ChatTurn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
         let names = self.found.get_or_init(|| TemplateNames::new(&self.names).map_err(|error| error.to_string()));
         let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
         let engine = Engine::new(&self.text, &self.variables, options)?;
@@ -77,7 +77,7 @@ impl TemplateSource {
     /// The messages' texts as the template gets them, and the last one's own where it is gone on with.
     fn texts<'t>(
         &self,
-        turns: &'t [Turn],
+        turns: &'t [ChatTurn],
         options: &RenderOptions,
     ) -> Result<(Vec<Cow<'t, str>>, Option<&'t str>), TemplateRefusal> {
         let mut texts: Vec<Cow<str>> = turns.iter().map(|turn| turn.text.as_str().into()).collect();
@@ -109,7 +109,7 @@ fn continued_length(plain: &str, last: &str) -> Result<usize, TemplateRefusal> {
     }
 }
 
-fn messages<'t>(turns: &[Turn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t str)> {
+fn messages<'t>(turns: &[ChatTurn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t str)> {
     turns.iter().zip(texts).map(|(turn, text)| (turn.speaker, text.as_ref())).collect()
 }
 
@@ -121,7 +121,7 @@ struct Rendering<'r> {
     source: &'r TemplateSource,
     engine: &'r Engine,
     names: &'r TemplateNames,
-    turns: &'r [Turn],
+    turns: &'r [ChatTurn],
     texts: &'r [Cow<'r, str>],
     plain: &'r str,
 }

@@ -27,7 +27,7 @@ impl Speaker {
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turn {
+pub struct ChatTurn {
     /// Whose.
     pub speaker: Speaker,
     /// What it says.

@@ -200,10 +200,10 @@ mod tests {
     fn tensors_that_differ_are_counted_and_the_first_is_named() {
         let ours = weights(&[("a", 1), ("b", 2), ("c", 3)]);
         assert_eq!(ours.difference(&ours), None);
-        let said = |theirs: &[(&str, u8)]| ours.difference(&weights(theirs)).unwrap();
-        assert_eq!(said(&[("a", 1), ("b", 3), ("c", 2)]), "weights differ in 2 tensors, first b");
-        assert_eq!(said(&[("a", 1), ("b", 2)]), "weights differ in 1 tensor, first c, which is missing");
-        let more = said(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
+        let stated = |theirs: &[(&str, u8)]| ours.difference(&weights(theirs)).unwrap();
+        assert_eq!(stated(&[("a", 1), ("b", 3), ("c", 2)]), "weights differ in 2 tensors, first b");
+        assert_eq!(stated(&[("a", 1), ("b", 2)]), "weights differ in 1 tensor, first c, which is missing");
+        let more = stated(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
         assert_eq!(more, "weights differ in 1 tensor, first d, which the supervisor has not");
     }
 
@@ -213,23 +213,23 @@ mod tests {
             configuration: named(&[("layers", "2".to_owned()), ("rope_theta", theta.to_owned())]),
             tokenizer: named(&[("tokenizer.json", [hash; 32])]),
         };
-        let said = front("500000.0", 1).difference(&front("10000.0", 2)).unwrap();
+        let stated = front("500000.0", 1).difference(&front("10000.0", 2)).unwrap();
         assert_eq!(
-            said,
+            stated,
             "configuration differs: rope_theta 10000.0 vs 500000.0 at the supervisor; tokenizer differs: tokenizer.json"
         );
         let bare = FrontDigest::default();
-        let said = front("1.0", 1).difference(&bare).unwrap();
-        assert!(said.contains("rope_theta absent vs 1.0 at the supervisor"), "{said}");
-        assert!(said.ends_with("tokenizer differs: no tokenizer.json"), "{said}");
+        let stated = front("1.0", 1).difference(&bare).unwrap();
+        assert!(stated.contains("rope_theta absent vs 1.0 at the supervisor"), "{stated}");
+        assert!(stated.ends_with("tokenizer differs: no tokenizer.json"), "{stated}");
     }
 
     #[test]
     fn what_differs_much_is_told_in_few_words() {
         let many: Vec<(String, String)> = (0..9).map(|key| (format!("k{key}"), "1".repeat(1000))).collect();
-        let said =
+        let stated =
             FrontDigest { configuration: many, ..Default::default() }.difference(&FrontDigest::default()).unwrap();
-        assert!(said.ends_with("and 6 more") && said.len() < 400, "{said}");
+        assert!(stated.ends_with("and 6 more") && stated.len() < 400, "{stated}");
     }
 
     #[test]

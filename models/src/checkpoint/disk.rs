@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::folder::{Entry, Found};
+use super::folder::{FolderEntry, FoundPath};
 use super::sniffed;
 use crate::ModelError;
 
@@ -20,12 +20,12 @@ pub(super) fn hub() -> Option<PathBuf> {
 }
 
 /// What stands at `path`.
-pub(super) fn look(path: &Path) -> Result<Found, ModelError> {
+pub(super) fn look(path: &Path) -> Result<FoundPath, ModelError> {
     let unreadable = |cause| ModelError::Unreadable { path: path.display().to_string(), cause };
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(fs::read_link(path).map_or(Found::Nothing, Found::Dangling));
+            return Ok(fs::read_link(path).map_or(FoundPath::Nothing, FoundPath::Dangling));
         }
         Err(error) => return Err(unreadable(error)),
     };
@@ -35,15 +35,15 @@ pub(super) fn look(path: &Path) -> Result<Found, ModelError> {
             let entry = entry?;
             // A link's own time: what it leads to may be shared by snapshots, or gone.
             let modified = entry.metadata()?.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            Ok(Entry { name: entry.file_name().to_string_lossy().into_owned(), modified })
+            Ok(FolderEntry { name: entry.file_name().to_string_lossy().into_owned(), modified })
         });
-        return entries.collect::<Result<_, _>>().map(Found::Folder).map_err(unreadable);
+        return entries.collect::<Result<_, _>>().map(FoundPath::Folder).map_err(unreadable);
     }
     regular(path, u64::MAX)?;
     let mut begins = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
     file.take(sniffed::SNIFFED_BYTES as u64).read_to_end(&mut begins).map_err(unreadable)?;
-    Ok(Found::File(begins))
+    Ok(FoundPath::File(begins))
 }
 
 /// A text file of a model folder, if it is there.
@@ -67,13 +67,13 @@ pub(crate) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, Mod
 /// Whether there is something at `path`. A link to what is not there is refused, as a file that was not fetched.
 pub(super) fn present(path: &Path) -> Result<bool, ModelError> {
     match look(path)? {
-        Found::Nothing => Ok(false),
-        Found::Dangling(target) => Err(ModelError::Unfit {
+        FoundPath::Nothing => Ok(false),
+        FoundPath::Dangling(target) => Err(ModelError::Unfit {
             path: path.display().to_string(),
             got: format!("a link to {}, which is not there", target.display()),
             expected: "a file, or a link to one: fetch the model again".to_owned(),
         }),
-        Found::Folder(_) | Found::File(_) => Ok(true),
+        FoundPath::Folder(_) | FoundPath::File(_) => Ok(true),
     }
 }
 

@@ -1,29 +1,29 @@
 //! Which folder a model's path names, and what the model is called: a Hugging Face folder, or a repository of the hub's cache, of
-//! which the newest snapshot is taken. Decides by what is said to stand at a path ([`Found`]); the disk is looked at in `disk.rs`.
+//! which the newest snapshot is taken. Decides by what is said to stand at a path ([`FoundPath`]); the disk is looked at in `disk.rs`.
 //! Reads no file whole, downloads nothing.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
-use super::sniffed::{self, Sniffed};
+use super::sniffed::{self, ForeignFormat};
 use crate::ModelError;
 
 /// What stands at a path, links followed.
 #[derive(Clone, Debug)]
-pub(super) enum Found {
+pub(super) enum FoundPath {
     Nothing,
     /// A link to what is not there.
     Dangling(PathBuf),
     /// With what its entries are called and when they changed.
-    Folder(Vec<Entry>),
+    Folder(Vec<FolderEntry>),
     /// With how it begins.
     File(Vec<u8>),
 }
 
 /// An entry of a folder.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct FolderEntry {
     pub name: String,
     pub modified: SystemTime,
 }
@@ -37,7 +37,7 @@ pub(super) struct ModelFolder {
 }
 
 /// Looks at a path.
-pub(super) type Look<'a> = &'a dyn Fn(&Path) -> Result<Found, ModelError>;
+pub(super) type PathLookup<'a> = &'a dyn Fn(&Path) -> Result<FoundPath, ModelError>;
 
 const MODEL_CONFIG: &str = "config.json";
 const SNAPSHOTS: &str = "snapshots";
@@ -49,12 +49,12 @@ const EXPECTED: &str = "a Hugging Face model folder (config.json, tokenizer.json
 ///
 /// # Errors
 /// [`ModelError::Unfit`] with what is there instead, [`ModelError::MissingFile`] where a folder is not a model's.
-pub(super) fn locate(named: &Path, hub: Option<&Path>, look: Look<'_>) -> Result<ModelFolder, ModelError> {
+pub(super) fn locate(named: &Path, hub: Option<&Path>, look: PathLookup<'_>) -> Result<ModelFolder, ModelError> {
     let entries = match look(named)? {
-        Found::Folder(entries) => entries,
-        Found::File(begins) => return Err(a_file(named, &begins)),
-        Found::Dangling(target) => return Err(dangling(named, &target)),
-        Found::Nothing => return Err(nothing(named, hub, look)?),
+        FoundPath::Folder(entries) => entries,
+        FoundPath::File(begins) => return Err(a_file(named, &begins)),
+        FoundPath::Dangling(target) => return Err(dangling(named, &target)),
+        FoundPath::Nothing => return Err(nothing(named, hub, look)?),
     };
     let path = match has(&entries, MODEL_CONFIG) {
         true => named.to_owned(),
@@ -66,8 +66,8 @@ pub(super) fn locate(named: &Path, hub: Option<&Path>, look: Look<'_>) -> Result
 }
 
 /// Why a folder has no weights that are read: by what it has instead.
-pub(super) fn no_weights(folder: &Path, look: Look<'_>) -> Result<ModelError, ModelError> {
-    let Found::Folder(entries) = look(folder)? else { return Ok(missing(folder, WEIGHTS, FETCH)) };
+pub(super) fn no_weights(folder: &Path, look: PathLookup<'_>) -> Result<ModelError, ModelError> {
+    let FoundPath::Folder(entries) = look(folder)? else { return Ok(missing(folder, WEIGHTS, FETCH)) };
     let instead = OTHER_WEIGHTS.iter().find_map(|(end, remedy)| {
         let entry = entries.iter().find(|entry| entry.name.ends_with(end) && entry.name != "training_args.bin")?;
         Some(format!("it has {}; {remedy}", entry.name))
@@ -108,7 +108,7 @@ fn unfit(path: &Path, got: impl Into<String>, expected: impl Into<String>) -> Mo
     ModelError::Unfit { path: path.display().to_string(), got: got.into(), expected: expected.into() }
 }
 
-fn has(entries: &[Entry], name: &str) -> bool {
+fn has(entries: &[FolderEntry], name: &str) -> bool {
     entries.iter().any(|entry| entry.name == name)
 }
 
@@ -117,14 +117,14 @@ fn last(path: &Path) -> &OsStr {
 }
 
 /// The snapshot that changed last, of those that have a configuration if any has.
-fn newest(snapshots: &Path, look: Look<'_>) -> Result<PathBuf, ModelError> {
-    let Found::Folder(mut entries) = look(snapshots)? else {
+fn newest(snapshots: &Path, look: PathLookup<'_>) -> Result<PathBuf, ModelError> {
+    let FoundPath::Folder(mut entries) = look(snapshots)? else {
         return Err(unfit(snapshots, "no folder", "the snapshots of a repository of the hub's cache; fetch it again"));
     };
     entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
     for entry in &entries {
         let snapshot = snapshots.join(&entry.name);
-        if matches!(look(&snapshot.join(MODEL_CONFIG))?, Found::File(_)) {
+        if matches!(look(&snapshot.join(MODEL_CONFIG))?, FoundPath::File(_)) {
             return Ok(snapshot);
         }
     }
@@ -137,8 +137,12 @@ fn newest(snapshots: &Path, look: Look<'_>) -> Result<PathBuf, ModelError> {
 fn a_file(path: &Path, begins: &[u8]) -> ModelError {
     let what = |kind: &str, remedy: &str| unfit(path, kind, format!("{EXPECTED}: {remedy}"));
     match sniffed::of(begins) {
-        Some(Sniffed::Gguf) => what("a GGUF file", "GGUF is not read, fetch the original repository of the model"),
-        Some(Sniffed::LfsPointer { .. }) => what("a Git LFS pointer", "run `git lfs pull` there, and name its folder"),
+        Some(ForeignFormat::Gguf) => {
+            what("a GGUF file", "GGUF is not read, fetch the original repository of the model")
+        }
+        Some(ForeignFormat::LfsPointer { .. }) => {
+            what("a Git LFS pointer", "run `git lfs pull` there, and name its folder")
+        }
         Some(other) => what(other.name(), "name the folder of the model"),
         None => what("a file", "name the folder that it lies in, if that is a model's"),
     }
@@ -150,7 +154,7 @@ fn dangling(path: &Path, target: &Path) -> ModelError {
 }
 
 /// A folder that is no model's.
-fn no_model(folder: &Path, entries: &[Entry]) -> ModelError {
+fn no_model(folder: &Path, entries: &[FolderEntry]) -> ModelError {
     let repositories: Vec<&str> =
         entries.iter().map(|entry| entry.name.as_str()).filter(|name| name.starts_with(REPOSITORY)).collect();
     let ends = |end: &str| entries.iter().any(|entry| entry.name.ends_with(end));
@@ -183,20 +187,20 @@ fn listed(names: &[&str]) -> String {
 }
 
 /// A path where nothing is: perhaps a name of the hub, perhaps misspelt.
-fn nothing(path: &Path, hub: Option<&Path>, look: Look<'_>) -> Result<ModelError, ModelError> {
+fn nothing(path: &Path, hub: Option<&Path>, look: PathLookup<'_>) -> Result<ModelError, ModelError> {
     let refused =
         |remedy: &str| missing(path, MODEL_CONFIG, format!("there is no such folder{remedy}; name {EXPECTED}"));
     let parent = path.parent().unwrap_or(Path::new(""));
-    if let Found::Folder(entries) = look(parent)? {
+    if let FoundPath::Folder(entries) = look(parent)? {
         let wanted = last(path).to_string_lossy();
-        let near = |entry: &&Entry| (strsim::jaro_winkler(&wanted, &entry.name) * 1e6) as u64;
+        let near = |entry: &&FolderEntry| (strsim::jaro_winkler(&wanted, &entry.name) * 1e6) as u64;
         let nearest = entries.iter().filter(|entry| near(entry) > 800_000).max_by_key(near);
         return Ok(refused(&nearest.map_or_else(String::new, |entry| format!(" (did you mean {}?)", entry.name))));
     }
     let Some(repository) = hub_name(path) else { return Ok(refused("")) };
     let cached = hub.map(|hub| hub.join(format!("{REPOSITORY}{}", repository.replace('/', "--"))));
     Ok(refused(&match cached {
-        Some(cached) if matches!(look(&cached)?, Found::Folder(_)) => {
+        Some(cached) if matches!(look(&cached)?, FoundPath::Folder(_)) => {
             format!(", but the hub's cache has {repository}: write path = \"{}\"", cached.display())
         }
         _ => format!(
@@ -238,22 +242,22 @@ mod tests {
     use super::*;
 
     /// A made-up disk: paths of files, their first bytes, and when they changed.
-    struct Disk(BTreeMap<PathBuf, (Found, u64)>);
+    struct Disk(BTreeMap<PathBuf, (FoundPath, u64)>);
 
     impl Disk {
         fn of(files: &[(&str, &str, u64)]) -> Self {
             let file = |(path, text, time): &(&str, &str, u64)| {
-                (PathBuf::from(path), (Found::File(text.as_bytes().to_vec()), *time))
+                (PathBuf::from(path), (FoundPath::File(text.as_bytes().to_vec()), *time))
             };
             Self(files.iter().map(file).collect())
         }
 
         fn link(mut self, path: &str, target: &str) -> Self {
-            self.0.insert(path.into(), (Found::Dangling(target.into()), 0));
+            self.0.insert(path.into(), (FoundPath::Dangling(target.into()), 0));
             self
         }
 
-        fn look(&self, path: &Path) -> Result<Found, ModelError> {
+        fn look(&self, path: &Path) -> Result<FoundPath, ModelError> {
             if let Some((found, _)) = self.0.get(path) {
                 return Ok(found.clone());
             }
@@ -264,11 +268,11 @@ mod tests {
                     *modified = (*modified).max(*time);
                 }
             }
-            let entry = |(name, time)| Entry { name, modified: UNIX_EPOCH + Duration::from_secs(time) };
+            let entry = |(name, time)| FolderEntry { name, modified: UNIX_EPOCH + Duration::from_secs(time) };
             Ok(if entries.is_empty() {
-                Found::Nothing
+                FoundPath::Nothing
             } else {
-                Found::Folder(entries.into_iter().map(entry).collect())
+                FoundPath::Folder(entries.into_iter().map(entry).collect())
             })
         }
 
@@ -350,8 +354,8 @@ mod tests {
             ("/work/Qwen/Qwen2.5-7B", vec!["no such folder", "hf download Qwen/Qwen2.5-7B", "nothing is downloaded"]),
             ("/work/org/my model", vec!["there is no such folder; name a Hugging Face model folder"]),
         ] {
-            let said = disk.refuses(path);
-            assert!(words.iter().all(|word| said.contains(word)), "{path}: {said}");
+            let stated = disk.refuses(path);
+            assert!(words.iter().all(|word| stated.contains(word)), "{path}: {stated}");
         }
         let known = cache().refuses("/work/Qwen/Qwen2.5-0.5B");
         assert!(known.contains("write path = \"/hub/models--Qwen--Qwen2.5-0.5B\""), "{known}");
@@ -368,8 +372,8 @@ mod tests {
             ("README.md", "fetch the weights as safetensors"),
         ] {
             let disk = Disk::of(&[(&format!("/m/{file}"), "", 0)]);
-            let said = no_weights(Path::new("/m"), &|path| disk.look(path)).unwrap().to_string();
-            assert!(said.starts_with("no model.safetensors in /m: ") && said.contains(words), "{file}: {said}");
+            let stated = no_weights(Path::new("/m"), &|path| disk.look(path)).unwrap().to_string();
+            assert!(stated.starts_with("no model.safetensors in /m: ") && stated.contains(words), "{file}: {stated}");
         }
     }
 }

@@ -74,7 +74,7 @@ struct StoredFile {
 }
 
 /// What caches say.
-pub(super) struct Entries([Stored; 2]);
+pub(super) struct CachedHashes([Stored; 2]);
 
 impl HashCache {
     /// The cache of the weights in the folder of `weights`, with `folder` to fall back on.
@@ -86,8 +86,8 @@ impl HashCache {
     }
 
     /// What is kept; nothing of what is no cache of this version.
-    pub fn read(&self) -> Entries {
-        Entries([0, 1].map(|place| read(&self.places[place]).unwrap_or_default()))
+    pub fn read(&self) -> CachedHashes {
+        CachedHashes([0, 1].map(|place| read(&self.places[place]).unwrap_or_default()))
     }
 
     /// Keeps hashes of files by their paths in place of all that is kept, if a later write would show in a file's times. Where that cannot be done the next start hashes again.
@@ -106,7 +106,7 @@ impl HashCache {
     }
 }
 
-impl Entries {
+impl CachedHashes {
     /// The hashes of exactly these tensors of a file, if it is the one that was hashed.
     pub fn take<'a>(&mut self, path: &str, stamp: Stamp, names: impl Iterator<Item = &'a str>) -> Option<Hashes> {
         let wanted: BTreeSet<&str> = names.collect();

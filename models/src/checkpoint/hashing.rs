@@ -168,7 +168,7 @@ mod tests {
         bytes[last] ^= 1;
         fs::write(&path, bytes).unwrap();
         let digest = |folder: &Path| Checkpoint::open(folder).unwrap().digest(folder).unwrap();
-        let said = digest(&tiny()).difference(&digest(folder.path())).unwrap();
-        assert!(said.starts_with("weights differ in 1 tensor, first "), "{said}");
+        let stated = digest(&tiny()).difference(&digest(folder.path())).unwrap();
+        assert!(stated.starts_with("weights differ in 1 tensor, first "), "{stated}");
     }
 }

@@ -155,7 +155,7 @@ mod tests {
     use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 
     use super::*;
-    use crate::{Checkpoint, Decoder, Parts};
+    use crate::{Checkpoint, Decoder, DecoderParts};
 
     #[test]
     fn every_known_shape_has_a_config_and_all_tensors() {
@@ -164,7 +164,7 @@ mod tests {
             let bytes: usize = tensors(&config).iter().map(|(_, shape)| 2 * shape.iter().product::<usize>()).sum();
             let laid_again = if config.tied { 2 * config.vocab * config.hidden } else { 0 };
             assert_eq!(
-                config.weight_bytes(Parts::All, (DType::Bf16, false)),
+                config.weight_bytes(DecoderParts::All, (DType::Bf16, false)),
                 (bytes + laid_again) as u64,
                 "{}",
                 shape.name
@@ -179,7 +179,7 @@ mod tests {
         let small = shape("small", "qwen2", 2, [64, 96], [4, 2, 16], 4096);
         let checkpoint = Checkpoint::random(small).unwrap();
         let options = CpuOptions { dtype: DType::F32, threads: Some(1), kernels: KernelChoice::Auto };
-        let decoder = Decoder::load(Arc::new(Cpu::new(options).unwrap()), &checkpoint, Parts::All).unwrap();
+        let decoder = Decoder::load(Arc::new(Cpu::new(options).unwrap()), &checkpoint, DecoderParts::All).unwrap();
         let logits = decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap()).unwrap();
         assert!(logits.iter().any(|logit| *logit != logits[0]));
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Formats that are found in the place of weights or of JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sniffed {
+pub(super) enum ForeignFormat {
     /// What Git keeps in the place of a large file that was not fetched; with that file's length, where it says it.
     LfsPointer {
         length: Option<u64>,
@@ -20,25 +20,25 @@ pub(super) enum Sniffed {
 pub(super) const SNIFFED_BYTES: usize = 256;
 
 /// What begins like this.
-pub(super) fn of(begins: &[u8]) -> Option<Sniffed> {
+pub(super) fn of(begins: &[u8]) -> Option<ForeignFormat> {
     let begins = &begins[..begins.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(begins);
     let tag = text.trim_start().to_ascii_lowercase();
     if text.starts_with("version https://git-lfs.github.com/spec/") {
         let length = text.lines().find_map(|line| line.strip_prefix("size ")?.trim().parse().ok());
-        return Some(Sniffed::LfsPointer { length });
+        return Some(ForeignFormat::LfsPointer { length });
     }
     match begins {
-        [b'G', b'G', b'U', b'F', ..] => Some(Sniffed::Gguf),
-        [b'P', b'K', 3, 4, ..] => Some(Sniffed::Zip),
+        [b'G', b'G', b'U', b'F', ..] => Some(ForeignFormat::Gguf),
+        [b'P', b'K', 3, 4, ..] => Some(ForeignFormat::Zip),
         // A header of safetensors may be as long as that.
-        [0x80, 2..=5, ..] if begins.get(8) != Some(&b'{') => Some(Sniffed::Pickle),
-        _ if tag.starts_with("<!doctype") || tag.starts_with("<html") => Some(Sniffed::Html),
+        [0x80, 2..=5, ..] if begins.get(8) != Some(&b'{') => Some(ForeignFormat::Pickle),
+        _ if tag.starts_with("<!doctype") || tag.starts_with("<html") => Some(ForeignFormat::Html),
         _ => None,
     }
 }
 
-impl Sniffed {
+impl ForeignFormat {
     /// With its article.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Sniffed {
     }
 }
 
-impl fmt::Display for Sniffed {
+impl fmt::Display for ForeignFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
@@ -85,11 +85,11 @@ mod tests {
         let expected = "a Git LFS pointer to a file of 988097824 bytes, which was not fetched";
         assert_eq!(of(pointer.as_bytes()).unwrap().to_string(), expected);
         for (begins, kind) in [
-            (&b"GGUF\x03\0"[..], Sniffed::Gguf),
-            (b"PK\x03\x04", Sniffed::Zip),
-            (b"\x80\x02}", Sniffed::Pickle),
-            (b"\n<!DOCTYPE html>", Sniffed::Html),
-            (b"<html lang", Sniffed::Html),
+            (&b"GGUF\x03\0"[..], ForeignFormat::Gguf),
+            (b"PK\x03\x04", ForeignFormat::Zip),
+            (b"\x80\x02}", ForeignFormat::Pickle),
+            (b"\n<!DOCTYPE html>", ForeignFormat::Html),
+            (b"<html lang", ForeignFormat::Html),
         ] {
             assert_eq!(of(begins), Some(kind));
         }

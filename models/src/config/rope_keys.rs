@@ -10,7 +10,7 @@ use super::rope::{Rope, RopeScaling, Yarn};
 use crate::ModelError;
 
 /// A key of the dictionary, as errors name it in either.
-struct Name {
+struct RopeKeyName {
     plain: &'static str,
     scaling: &'static str,
     parameters: &'static str,
@@ -18,7 +18,7 @@ struct Name {
 
 macro_rules! name {
     ($plain:literal) => {
-        &Name {
+        &RopeKeyName {
             plain: $plain,
             scaling: concat!("rope_scaling.", $plain),
             parameters: concat!("rope_parameters.", $plain),
@@ -85,7 +85,7 @@ impl<'a> RopeKeys<'a> {
         Ok(Self { fields, keys: old.or(new).unwrap_or(&NONE), old: old.is_some(), max_position })
     }
 
-    fn name(&self, name: &Name) -> &'static str {
+    fn name(&self, name: &RopeKeyName) -> &'static str {
         if self.old { name.scaling } else { name.parameters }
     }
 
@@ -216,7 +216,7 @@ impl<'a> RopeKeys<'a> {
         Ok(self.optional(name!("factor"))?.unwrap_or(self.max_position as f64 / original))
     }
 
-    fn divisors(&self, key: &Name, pairs: usize) -> Result<Vec<f32>, ModelError> {
+    fn divisors(&self, key: &RopeKeyName, pairs: usize) -> Result<Vec<f32>, ModelError> {
         let wrong = |got: String| refused(self.name(key), got, format!("expected {pairs} numbers above 0, one a pair"));
         let given = self.keys.get(key.plain).and_then(Value::as_array).ok_or_else(|| wrong("no list".into()))?;
         if given.len() != pairs {
@@ -225,20 +225,20 @@ impl<'a> RopeKeys<'a> {
         given.iter().map(|divisor| Ok(positive(self.name(key), divisor)? as f32)).collect()
     }
 
-    fn needed(&self, key: &Name) -> Result<f64, ModelError> {
+    fn needed(&self, key: &RopeKeyName) -> Result<f64, ModelError> {
         let given = self.keys.get(key.plain);
         given
             .map(|given| positive(self.name(key), given))
             .unwrap_or_else(|| Err(refused(self.name(key), "(none)", "this rope_type needs it")))
     }
 
-    fn optional(&self, key: &Name) -> Result<Option<f64>, ModelError> {
+    fn optional(&self, key: &RopeKeyName) -> Result<Option<f64>, ModelError> {
         let given = self.keys.get(key.plain).filter(|given| !given.is_null());
         given.map(|given| positive(self.name(key), given)).transpose()
     }
 
     /// [`RopeKeys::optional`], where 0 stands for none, too.
-    fn or_zero(&self, key: &Name) -> Result<Option<f64>, ModelError> {
+    fn or_zero(&self, key: &RopeKeyName) -> Result<Option<f64>, ModelError> {
         match self.keys.get(key.plain).and_then(Value::as_f64) {
             Some(0.0) => Ok(None),
             _ => self.optional(key),

@@ -25,10 +25,10 @@ fn weights_of_the_embedded_model() {
     let checkpoint = crate::Checkpoint::embedded().unwrap();
     let bytes = |parts, dtype| checkpoint.config().weight_bytes(parts, (dtype, false));
     let (table, layer) = (4096 * 256, 256 * 512 + 256 * 256 + 3 * 256 * 768 + 2 * 256);
-    assert_eq!(bytes(Parts::Context, DType::F32), 4 * (table + 8 * layer));
-    assert_eq!(bytes(Parts::Query, DType::Bf16), 2 * (2 * table + 8 * layer + 256));
+    assert_eq!(bytes(DecoderParts::Context, DType::F32), 4 * (table + 8 * layer));
+    assert_eq!(bytes(DecoderParts::Query, DType::Bf16), 2 * (2 * table + 8 * layer + 256));
     let (linears, outputs) = (layer - 2 * 256, 512 + 256 + 2 * 768 + 256);
-    let eight_bits = checkpoint.config().weight_bytes(Parts::Context, (DType::Bf16, true));
+    let eight_bits = checkpoint.config().weight_bytes(DecoderParts::Context, (DType::Bf16, true));
     assert_eq!(eight_bits, 2 * table + 8 * (linears + 4 * outputs + 2 * 2 * 256));
 }
 

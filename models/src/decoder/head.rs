@@ -66,7 +66,7 @@ mod tests {
     use asterism_kernels::{Cpu, CpuOptions};
 
     use super::*;
-    use crate::{Decoder, Parts};
+    use crate::{Decoder, DecoderParts};
 
     #[test]
     fn a_late_head_is_loaded_for_the_first_logits_and_once_for_all() {
@@ -74,15 +74,15 @@ mod tests {
         let cpu = || Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
         let weights = Arc::new(SharedWeights::default());
         let late = || {
-            let decoder = weights.loading().decoder(cpu(), &checkpoint, Parts::Context).unwrap();
+            let decoder = weights.loading().decoder(cpu(), &checkpoint, DecoderParts::Context).unwrap();
             decoder.with_late_head(checkpoint.clone(), weights.clone()).unwrap()
         };
         let (first, second) = (late(), late());
-        assert_eq!(weights.loading().loaded(), Some(Parts::Context));
+        assert_eq!(weights.loading().loaded(), Some(DecoderParts::Context));
         let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap()).unwrap();
-        let whole = Decoder::load(cpu(), &checkpoint, Parts::All).unwrap();
+        let whole = Decoder::load(cpu(), &checkpoint, DecoderParts::All).unwrap();
         assert_eq!(logits(&first), logits(&whole));
-        assert_eq!(weights.loading().loaded(), Some(Parts::All));
+        assert_eq!(weights.loading().loaded(), Some(DecoderParts::All));
         let head = |decoder: &Decoder<Cpu>| decoder.head.get(decoder.backend()).map(std::ptr::from_ref).unwrap();
         assert_eq!(head(&first), head(&second));
     }

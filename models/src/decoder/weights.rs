@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use asterism_kernels::{Backend, HostTensor};
 
 use crate::{
-    Checkpoint, ModelConfig, ModelError, Parts,
+    Checkpoint, DecoderParts, ModelConfig, ModelError,
     family::{LinearSpec, NormSpec},
 };
 
 /// What every decoder has.
 pub(super) struct Body<B: Backend> {
     pub table: B::Tensor,
-    pub layers: Vec<Layer<B>>,
+    pub layers: Vec<LayerWeights<B>>,
 }
 
-pub(super) struct Layer<B: Backend> {
+pub(super) struct LayerWeights<B: Backend> {
     pub attention_norm: B::Tensor,
     pub qkv: B::Linear,
     /// Of each head of queries, and of keys.
@@ -66,11 +66,11 @@ pub struct Loading<'a, B: Backend>(MutexGuard<'a, Loaded<B>>);
 
 impl<B: Backend> Loading<'_, B> {
     /// What is on the device already.
-    pub fn loaded(&self) -> Option<Parts> {
+    pub fn loaded(&self) -> Option<DecoderParts> {
         match (&self.0.body, &self.0.head) {
             (None, _) => None,
-            (Some(_), None) => Some(Parts::Context),
-            (Some(_), Some(_)) => Some(Parts::All),
+            (Some(_), None) => Some(DecoderParts::Context),
+            (Some(_), Some(_)) => Some(DecoderParts::All),
         }
     }
 
@@ -79,7 +79,7 @@ impl<B: Backend> Loading<'_, B> {
         &mut self,
         backend: &B,
         checkpoint: &Checkpoint,
-        parts: Parts,
+        parts: DecoderParts,
     ) -> Result<Uploaded<B>, ModelError> {
         let loader = Loader { backend, checkpoint, config: checkpoint.config() };
         let had = self.loaded();
@@ -88,8 +88,8 @@ impl<B: Backend> Loading<'_, B> {
             None => Arc::clone(self.0.body.insert(Arc::new(loader.body()?))),
         };
         let head = match parts {
-            Parts::Context => None,
-            Parts::Query | Parts::All => Some(self.loaded_head(&loader)?),
+            DecoderParts::Context => None,
+            DecoderParts::Query | DecoderParts::All => Some(self.loaded_head(&loader)?),
         };
         if self.loaded() != had {
             // Others read it in the order of their own work.
@@ -137,7 +137,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Body { table, layers })
     }
 
-    fn layer(&self, layer: usize) -> Result<Layer<B>, ModelError> {
+    fn layer(&self, layer: usize) -> Result<LayerWeights<B>, ModelError> {
         let &ModelConfig { hidden, heads, layer: ref spec, .. } = self.config;
         let norm = |(name, width): NormSpec| self.norm(&spec.name(layer, name), width);
         let linear = |linear: &LinearSpec| self.linear(|name| spec.name(layer, name), linear);
@@ -147,7 +147,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             Some([query, key]) => Some([norm(query)?, norm(key)?]),
             None => None,
         };
-        Ok(Layer {
+        Ok(LayerWeights {
             attention_norm: norm(attention_norm)?,
             qkv: linear(&qkv)?,
             head_norms,

@@ -15,7 +15,7 @@ impl<B: Backend> Layer<'_, B> {
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
         let backend = self.backend();
-        self.lend_queries(passing, peers)?;
+        self.export_queries(passing, peers)?;
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
             let rows = self.best_rows(pass, passing, peers)?;
             watch.chosen(self.index, pass.shard.block, Chosen::Passed(&rows));
@@ -43,16 +43,16 @@ impl<B: Backend> Layer<'_, B> {
     }
 
     /// The first shard has no anchor and so no query: the second lends its own.
-    fn lend_queries(&self, passing: &Passing, peers: &mut dyn Peers<B>) -> Result<(), ModelError> {
+    fn export_queries(&self, passing: &Passing, peers: &mut dyn Peers<B>) -> Result<(), ModelError> {
         let PassingScore::Query { rows } = &passing.score else { return Ok(()) };
         for pass in self.passes.iter().filter(|pass| pass.shard.block == 1) {
             let queries = self.backend().narrow(&pass.qkv.q, 1, rows.start, rows.end)?;
-            peers.send(self.lent(), vec![queries])?;
+            peers.send(self.exported(), vec![queries])?;
         }
         Ok(())
     }
 
-    fn lent(&self) -> Parcel {
+    fn exported(&self) -> Parcel {
         Parcel { layer: self.index, part: Part::Queries, from: 1, to: Some(0) }
     }
 
@@ -74,7 +74,7 @@ impl<B: Backend> Layer<'_, B> {
             }
             PassingScore::Query { rows: query } => {
                 let q = match pass.shard.block {
-                    0 => peers.receive(self.lent())?.swap_remove(0),
+                    0 => peers.receive(self.exported())?.swap_remove(0),
                     _ => backend.narrow(&pass.qkv.q, 1, query.start, query.end)?,
                 };
                 let scores = backend.key_scores(&q, &pass.qkv.k)?;

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard},
 };
 
-use asterism_kernels::{Backend, Lent};
+use asterism_kernels::{Backend, Exported};
 use asterism_plan::{Exchange, Plan, Shard};
 
 use super::{EncodedShard, LocalPeers, Parcel, Peers, Phase1, inputs_of};
@@ -49,19 +49,19 @@ pub fn encode_together<B: Backend>(
     });
     // Whoever was told to stop is not the cause.
     let stopped = |end: &Result<Vec<EncodedShard<B>>, ModelError>| matches!(end, Err(ModelError::Cancelled));
-    let (others, told): (Vec<_>, Vec<_>) = ends.into_iter().partition(|end| !stopped(end));
-    others.into_iter().chain(told).collect()
+    let (others, reported): (Vec<_>, Vec<_>) = ends.into_iter().partition(|end| !stopped(end));
+    others.into_iter().chain(reported).collect()
 }
 
 /// What devices pass each other.
 struct Board<B: Backend> {
     posted: Mutex<Posted<B>>,
-    news: Condvar,
+    changed: Condvar,
     members: usize,
 }
 
 struct Posted<B: Backend> {
-    parcels: HashMap<Parcel, Arc<Lent<B>>>,
+    parcels: HashMap<Parcel, Arc<Exported<B>>>,
     /// How many have a layer behind them.
     done: HashMap<usize, usize>,
     /// Somebody failed: nobody waits for it.
@@ -71,7 +71,7 @@ struct Posted<B: Backend> {
 impl<B: Backend> Board<B> {
     fn new(members: usize) -> Self {
         let posted = Posted { parcels: HashMap::new(), done: HashMap::new(), lost: false };
-        Self { posted: Mutex::new(posted), news: Condvar::new(), members }
+        Self { posted: Mutex::new(posted), changed: Condvar::new(), members }
     }
 
     fn posted(&self) -> MutexGuard<'_, Posted<B>> {
@@ -84,7 +84,7 @@ impl<B: Backend> Board<B> {
 
     fn lose(&self) {
         self.posted().lost = true;
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -98,9 +98,9 @@ struct TeamPeers<'a, B: Backend> {
 
 impl<B: Backend> Peers<B> for TeamPeers<'_, B> {
     fn send(&mut self, parcel: Parcel, tensors: Vec<B::Tensor>) -> Result<(), ModelError> {
-        let lent = self.backend.lend(tensors.clone())?;
-        self.board.posted().parcels.insert(parcel, Arc::new(lent));
-        self.board.news.notify_all();
+        let exported = self.backend.export(tensors.clone())?;
+        self.board.posted().parcels.insert(parcel, Arc::new(exported));
+        self.board.changed.notify_all();
         self.local.send(parcel, tensors)
     }
 
@@ -109,10 +109,10 @@ impl<B: Backend> Peers<B> for TeamPeers<'_, B> {
             return Ok(tensors);
         }
         let waits = |posted: &mut Posted<B>| !posted.lost && !posted.parcels.contains_key(&parcel);
-        let posted = self.board.news.wait_while(self.board.posted(), waits).expect("no panic holds it");
-        let lent = posted.parcels.get(&parcel).cloned().ok_or(ModelError::Cancelled)?;
+        let posted = self.board.changed.wait_while(self.board.posted(), waits).expect("no panic holds it");
+        let exported = posted.parcels.get(&parcel).cloned().ok_or(ModelError::Cancelled)?;
         drop(posted);
-        let tensors = (*lent)(self.backend)?;
+        let tensors = (*exported)(self.backend)?;
         self.local.send(parcel, tensors.clone())?;
         Ok(tensors)
     }

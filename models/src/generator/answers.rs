@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, Heads, Lent};
+use asterism_kernels::{Backend, Exported, Heads};
 
 use crate::ModelError;
 
@@ -65,8 +65,8 @@ pub enum PartialRows<'a, B: Backend> {
         /// Those that are not seen.
         holes: &'a [Range<usize>],
     },
-    /// On a device, perhaps on their way there: some rows of a lent tensor `(rows, packed row)`.
-    Lent(Arc<Lent<B>>, Range<usize>),
+    /// On a device, perhaps on their way there: some rows of a exported tensor `(rows, packed row)`.
+    Exported(Arc<Exported<B>>, Range<usize>),
     /// In memory of the host.
     Host(PackedRows),
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::{Ahead, Backend, Rank};
+use asterism_kernels::{Backend, PriorityGuard, Rank};
 
 use super::{
     answers::{Answers, LayerQueries, PartialRows, ShardPartial},
@@ -31,8 +31,8 @@ impl<'a, B: Backend> TeamContext<'a, B> {
     }
 
     /// A step goes ahead of long work on all of the devices, until this is dropped.
-    pub fn ahead(&self) -> Vec<Ahead> {
-        [&self.home].into_iter().chain(&self.others).map(|context| context.backend().ahead(Rank::Token)).collect()
+    pub fn priority(&self) -> Vec<PriorityGuard> {
+        [&self.home].into_iter().chain(&self.others).map(|context| context.backend().priority(Rank::Token)).collect()
     }
 
     /// Has the devices share the linear layers of steps of one part and few rows.
@@ -56,19 +56,19 @@ impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
         if self.others.is_empty() {
             return Ok(Answers::here(answers));
         }
-        let lent = self.home.backend().lend(vec![q.clone()])?;
+        let exported = self.home.backend().export(vec![q.clone()])?;
         for context in &self.others {
             let (backend, each) = (context.backend(), context.asked(layer, asks));
             if each.is_empty() {
                 continue;
             }
-            let q = lent(backend)?.swap_remove(0);
+            let q = exported(backend)?.swap_remove(0);
             let rows = backend.attend_rows(heads, &q, (&each, &vec![1; each.len()]))?;
-            let (rows, mut start) = (Arc::new(backend.lend(vec![rows])?), 0);
+            let (rows, mut start) = (Arc::new(backend.export(vec![rows])?), 0);
             for ((answer, ask), theirs) in answers.iter_mut().zip(asks).zip(context.answers(layer, asks)) {
                 for ShardPartial { shards, .. } in theirs {
                     let end = start + ask.rows.len();
-                    let rows = PartialRows::Lent(rows.clone(), start..end);
+                    let rows = PartialRows::Exported(rows.clone(), start..end);
                     answer.push(ShardPartial { shards, rows });
                     start = end;
                 }

@@ -139,7 +139,7 @@ fn placed<'a, B: Backend>(
     let place = |ShardPartial { shards, rows }: ShardPartial<'a, B>| {
         all.push(match rows {
             PartialRows::Keys { kv, holes } => Partial::Keys(Ask { kv, rows: ask.rows.clone(), mask: ask.mask, holes }),
-            PartialRows::Lent(lent, rows) => Partial::Lent(lent, rows),
+            PartialRows::Exported(exported, rows) => Partial::Exported(exported, rows),
             PartialRows::Host(rows) => Partial::Host(rows),
         });
         (shards, all.len() - 1)

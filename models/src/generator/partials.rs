@@ -3,7 +3,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Heads, Lent, Merging};
+use asterism_kernels::{Ask, Backend, Exported, Heads, Merging};
 
 use super::answers::PackedRows;
 use crate::ModelError;
@@ -14,8 +14,8 @@ pub(super) enum Partial<'a, B: Backend> {
     Keys(Ask<'a, B::Kv>),
     /// On this device, packed rows `(rows, packed row)`.
     Device(B::Tensor),
-    /// On another device of this process, or on its way from there: some rows of a lent tensor.
-    Lent(Arc<Lent<B>>, Range<usize>),
+    /// On another device of this process, or on its way from there: some rows of a exported tensor.
+    Exported(Arc<Exported<B>>, Range<usize>),
     /// In memory of the host.
     Host(PackedRows),
 }
@@ -24,14 +24,14 @@ impl<'a, B: Backend> Partial<'a, B> {
     fn ask(&self) -> Option<Ask<'a, B::Kv>> {
         match self {
             Self::Keys(ask) => Some(ask.clone()),
-            Self::Device(_) | Self::Lent(..) | Self::Host(_) => None,
+            Self::Device(_) | Self::Exported(..) | Self::Host(_) => None,
         }
     }
 
     fn on_host(&self) -> Option<PackedRows> {
         match self {
             Self::Host(rows) => Some(rows.clone()),
-            Self::Keys(_) | Self::Device(_) | Self::Lent(..) => None,
+            Self::Keys(_) | Self::Device(_) | Self::Exported(..) => None,
         }
     }
 }
@@ -61,17 +61,17 @@ impl<B: Backend> Partials<'_, B> {
     /// All of them as rows on this device; `attended` are those of the keys. Rows from elsewhere are waited for behind these.
     fn on_device(self, backend: &B, attended: Vec<B::Tensor>) -> Result<Vec<B::Tensor>, ModelError> {
         let (mut attended, row) = (attended.into_iter(), self.heads.packed_row());
-        let (mut fetched, mut given) = (Vec::<(Arc<Lent<B>>, _)>::new(), Vec::with_capacity(self.all.len()));
+        let (mut fetched, mut given) = (Vec::<(Arc<Exported<B>>, _)>::new(), Vec::with_capacity(self.all.len()));
         for partial in self.all {
             match partial {
                 Partial::Keys(_) => given.extend(attended.next()),
                 Partial::Device(rows) => given.push(rows),
-                Partial::Lent(lent, rows) => {
-                    let known = fetched.iter().position(|(of, _)| Arc::ptr_eq(of, &lent));
+                Partial::Exported(exported, rows) => {
+                    let known = fetched.iter().position(|(of, _)| Arc::ptr_eq(of, &exported));
                     let at = known.unwrap_or(fetched.len());
                     if known.is_none() {
-                        let all = lent(backend)?.swap_remove(0);
-                        fetched.push((lent, all));
+                        let all = exported(backend)?.swap_remove(0);
+                        fetched.push((exported, all));
                     }
                     given.push(backend.rows(&fetched[at].1, rows.start, rows.end)?);
                 }

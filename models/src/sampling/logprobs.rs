@@ -19,7 +19,7 @@ impl Logprobs {
         let above = |logit: &f32| f64::from(*logit) - f64::from(largest);
         let sum: f64 = logits.iter().filter(|logit| !logit.is_nan()).map(|logit| above(logit).exp()).sum();
         let logprob = |logit: &f32| match (above(logit) - sum.ln()) as f32 {
-            told if told > LEAST => told,
+            reported if reported > LEAST => reported,
             // Minus infinity and NaN are no numbers of JSON.
             _ => LEAST,
         };
@@ -55,14 +55,15 @@ mod tests {
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let expected = |id: usize| (f64::from(logits[id]).exp() / sum).ln();
         // As near as a number of 32 bits can be.
-        let near = |told: f32, id: usize| (f64::from(told) - expected(id)).abs() <= 1e-7 * expected(id).abs() + 1e-7;
+        let near =
+            |reported: f32, id: usize| (f64::from(reported) - expected(id)).abs() <= 1e-7 * expected(id).abs() + 1e-7;
         for most in 0..=8 {
             for chosen in 0..logits.len() {
-                let Logprobs { chosen: told, top } = Logprobs::of(&logits, chosen as u32, most);
-                assert!(near(told, chosen), "token {chosen}: {told}");
+                let Logprobs { chosen: reported, top } = Logprobs::of(&logits, chosen as u32, most);
+                assert!(near(reported, chosen), "token {chosen}: {reported}");
                 let ids: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
                 assert_eq!(ids, [2, 3, 0, 4, 1, 5][..most.min(6)]);
-                assert!(top.iter().all(|(id, told)| near(*told, *id as usize)));
+                assert!(top.iter().all(|(id, reported)| near(*reported, *id as usize)));
             }
         }
         let all: f64 = Logprobs::of(&logits, 0, 6).top.iter().map(|(_, logprob)| f64::from(*logprob).exp()).sum();

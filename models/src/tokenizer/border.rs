@@ -1,6 +1,6 @@
 //! Where a text is cut into what is the same whatever question follows, and the rest. Plans nothing.
 
-use super::{Passage, Tokenizer, place::Place};
+use super::{Passage, Tokenizer, place::TextPlace};
 use crate::{ModelError, Written};
 
 /// Bytes between a border and a question, from which on it is guessed what of them stays the same.
@@ -12,7 +12,7 @@ const MARGIN: usize = 8;
 
 /// A text tokenised, and cut before a question about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct CutPrompt {
     /// The ids of the whole.
     pub ids: Vec<u32>,
     /// How many of them stand before the border: they are the same whatever follows the question's place.
@@ -21,10 +21,10 @@ pub struct Cut {
     pub held: usize,
     /// The border, in bytes.
     border: usize,
-    place: Place,
+    place: TextPlace,
 }
 
-impl Cut {
+impl CutPrompt {
     /// The text from the border to byte `at`, which is tokenised again with each question.
     pub fn rest(&self, mut passage: Passage, at: usize) -> Passage {
         passage.written.split_off(at);
@@ -37,11 +37,11 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As for [`Tokenizer::encode_most`].
-    pub fn cut(&self, passage: &Passage, at: usize, most: usize) -> Result<Cut, ModelError> {
+    pub fn cut(&self, passage: &Passage, at: usize, most: usize) -> Result<CutPrompt, ModelError> {
         let Passage { written, place } = passage;
         let (border, found) = self.border(written, *place, at);
         let (ids, certain) = self.encode_from((written, *place), border, most)?;
-        let mut cut = Cut { ids, certain, held: certain, border, place: found };
+        let mut cut = CutPrompt { ids, certain, held: certain, border, place: found };
         if at - border > FAR || certain == 0 {
             let rest = cut.rest(passage.clone(), at);
             let same = self.guess(&rest, most)?;
@@ -53,7 +53,7 @@ impl Tokenizer {
 
     /// The last place up to byte `at` from which on a text can be tokenised by itself, and at which tokens end whatever stands
     /// behind `at`.
-    fn border(&self, written: &Written, place: Place, at: usize) -> (usize, Place) {
+    fn border(&self, written: &Written, place: TextPlace, at: usize) -> (usize, TextPlace) {
         let text = &written.text()[..at];
         // An added token could be begun, or depend on what follows.
         let mut known = self.steps.raw.begun(text);

@@ -193,7 +193,7 @@ fn rebuild(form: &mut Value, class: Class, config: &Config) {
             unmark(false),
         ),
         Class::Qwen2 => {
-            let pattern = json!({"Regex": joints::QWEN2});
+            let pattern = json!({"Regex": joints::QWEN2_PATTERN});
             let split = json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false});
             (nfc, sequence(split, bytes(false)), bytes(true))
         }

@@ -34,7 +34,7 @@ const SPACE_MARK: char = '\u{2581}';
 const NFC_SHRINKS: usize = 3;
 
 /// What lies between pieces in the tokenizer of Qwen2.
-pub const QWEN2: &str =
+pub const QWEN2_PATTERN: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// What lies between pieces in the tokenizers of GPT-2, Llama 3, Qwen2, Qwen3.5, Mistral Nemo and GPT-4o, in the words of their
@@ -45,7 +45,7 @@ const PATTERNS: [(&str, bool); 6] = [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         false,
     ),
-    (QWEN2, false),
+    (QWEN2_PATTERN, false),
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         false,
@@ -67,7 +67,7 @@ pub struct Joints {
     ascii: bool,
     /// Whether texts are normalised, and so may become shorter.
     normalizes: bool,
-    names: Entries,
+    names: JointEntries,
     slice: usize,
     stretch: usize,
 }
@@ -80,12 +80,12 @@ enum Rule {
     /// Pieces end before spaces, and before `mark` if that stands for one.
     Words { mark: Option<char> },
     /// No entry has both characters. `mark`: what a space becomes; `keeps_unknown`: what is no entry is some token.
-    Vocabulary { entries: Entries, mark: Option<char>, keeps_unknown: bool },
+    Vocabulary { entries: JointEntries, mark: Option<char>, keeps_unknown: bool },
 }
 
 /// What texts tokens stand for, as far as joints depend on it.
 #[derive(Default)]
-struct Entries {
+struct JointEntries {
     /// Characters that stand next to each other in some entry, in order.
     pairs: Vec<(char, char)>,
     /// Characters that are entries.
@@ -116,7 +116,7 @@ impl Joints {
             .or_else(|| words(&normalizers, &pre_tokenizers))
             .or_else(|| vocabulary(steps, &normalizers, &pre_tokenizers));
         let rule = rule.filter(|_| plain(inner.get_model()))?;
-        let mut names = Entries::default();
+        let mut names = JointEntries::default();
         steps.normalized.iter().for_each(|(name, token)| {
             names.add(name);
             names.strips |= token.lstrip || token.rstrip;
@@ -207,7 +207,7 @@ impl Joints {
     }
 }
 
-impl Entries {
+impl JointEntries {
     fn add(&mut self, entry: &str) {
         let mut chars = entry.chars();
         let Some(mut last) = chars.next() else { return };
@@ -333,7 +333,7 @@ fn vocabulary(steps: &Steps, normalizers: &[Value], pre_tokenizers: &[Value]) ->
         [part] if part["type"] == "Split" && single(&part["pattern"]["String"]).is_some() => {}
         _ => return None,
     }
-    let mut entries = Entries::default();
+    let mut entries = JointEntries::default();
     let vocabulary = steps.inner().get_vocab(false);
     // Entries of bytes and of what is unknown go by other names than their texts: they must be no part of any other.
     let holds = |entry: &str, other: &str| entry.len() > other.len() && entry.contains(other);

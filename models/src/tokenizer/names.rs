@@ -11,7 +11,7 @@ use tokenizers::AddedToken;
 static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^\w$").expect("the pattern is constant"));
 
 /// Added tokens by their names.
-pub struct Names {
+pub struct AddedTokenNames {
     finder: Option<AhoCorasick>,
     tokens: Vec<Name>,
     /// Bytes of the longest name.
@@ -37,7 +37,7 @@ pub struct FoundToken {
     pub looks_ahead: bool,
 }
 
-impl Names {
+impl AddedTokenNames {
     /// Of ids, names and tokens. Names are texts as they are searched for, which may be normalised.
     pub fn new(named: Vec<(u32, String, AddedToken)>) -> Result<Self, aho_corasick::BuildError> {
         let places: HashMap<&str, usize> =
@@ -137,9 +137,9 @@ pub fn is_word(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn names(names: &[&str]) -> Names {
+    fn names(names: &[&str]) -> AddedTokenNames {
         let token = |name: &&str| AddedToken::from(name.trim_end_matches('~'), !name.ends_with('~'));
-        Names::new(
+        AddedTokenNames::new(
             names
                 .iter()
                 .enumerate()
@@ -150,7 +150,7 @@ mod tests {
     }
 
     /// The names found in a text of which a range is of a message.
-    fn found<'t>(names: &Names, text: &'t str, message: Range<usize>) -> Vec<&'t str> {
+    fn found<'t>(names: &AddedTokenNames, text: &'t str, message: Range<usize>) -> Vec<&'t str> {
         let is_text = |range: Range<usize>| range.start < message.end && message.start < range.end;
         names.found(text, None, is_text).map(|found| &text[found.range]).collect()
     }

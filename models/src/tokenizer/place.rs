@@ -6,7 +6,7 @@ use crate::Written;
 
 /// Where a text begins within a longer one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct TextPlace {
     /// The character before it; none at the beginning.
     pub(super) before: Option<char>,
     /// No added token ends before it: the text goes on.
@@ -17,13 +17,13 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
     pub(super) written: Written,
-    pub(super) place: Place,
+    pub(super) place: TextPlace,
 }
 
 impl From<Written> for Passage {
     /// A whole text.
     fn from(written: Written) -> Self {
-        Self { written, place: Place::default() }
+        Self { written, place: TextPlace::default() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use tokenizers::normalizer::Range as Bytes;
 use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
-use super::{names::Names, place::Place};
+use super::{names::AddedTokenNames, place::TextPlace};
 use crate::ModelError;
 
 /// What stands for an added token before a text. The library treats the first section of a text apart.
@@ -16,8 +16,8 @@ const TOKEN_BEFORE: &str = "x";
 pub struct Steps {
     inner: tokenizers::Tokenizer,
     /// Added tokens that texts are searched for as they are, and once they are normalised.
-    pub raw: Names,
-    pub normalized: Names,
+    pub raw: AddedTokenNames,
+    pub normalized: AddedTokenNames,
     /// Whether a section can be taken up within only behind the character before.
     pub anchored: bool,
 }
@@ -38,7 +38,7 @@ impl Steps {
             }
         }
         normalized.retain(|(_, name, _)| !name.is_empty());
-        let (raw, normalized) = (Names::new(raw)?, Names::new(normalized)?);
+        let (raw, normalized) = (AddedTokenNames::new(raw)?, AddedTokenNames::new(normalized)?);
         Ok(Self { inner, raw, normalized, anchored: false })
     }
 
@@ -52,7 +52,7 @@ impl Steps {
     pub fn ids(
         &self,
         text: &str,
-        place: Place,
+        place: TextPlace,
         is_text: impl Fn(Range<usize>) -> bool,
     ) -> Result<Vec<u32>, ModelError> {
         let lead = match place.before {

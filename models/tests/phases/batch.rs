@@ -40,9 +40,9 @@ impl Job {
 }
 
 /// Goes through what is left of some jobs, in steps of the rows that `choose` says. Parts that `stuck` names by layer leave.
-/// Where `lends`, every second answer stays on its device.
+/// Where `exports`, every second answer stays on its device.
 fn together(
-    (decoder, lends): (&Decoder<Cpu>, bool),
+    (decoder, exports): (&Decoder<Cpu>, bool),
     jobs: &mut [Job],
     choose: &mut dyn FnMut(usize, usize) -> usize,
     stuck: &mut dyn FnMut(usize, &PartAsk) -> bool,
@@ -59,7 +59,7 @@ fn together(
         }
         let local =
             LocalContext::of(decoder.backend(), contexts.iter().map(|shards| shards.iter().collect()).collect());
-        let mut context = Leaving { context: local, decoder, lends, stuck };
+        let mut context = Leaving { context: local, decoder, exports, stuck };
         let ends = step(decoder, &mut parts, &mut context).unwrap();
         for ((at, rows), end) in of.into_iter().zip(ends) {
             if let Ok(x) = end {
@@ -73,7 +73,7 @@ fn together(
 struct Leaving<'a> {
     context: LocalContext<'a, Cpu>,
     decoder: &'a Decoder<Cpu>,
-    lends: bool,
+    exports: bool,
     stuck: &'a mut dyn FnMut(usize, &PartAsk) -> bool,
 }
 
@@ -81,22 +81,22 @@ impl ContextAttention<Cpu> for Leaving<'_> {
     fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<Answers<'_, Cpu>, ModelError> {
         let layer = queries.layer;
         let mut answers = packed(self.decoder.backend(), &mut self.context, queries, asks);
-        if self.lends {
-            answers.iter_mut().flatten().flatten().step_by(2).try_for_each(|partial| lend(self.decoder, partial))?;
+        if self.exports {
+            answers.iter_mut().flatten().flatten().step_by(2).try_for_each(|partial| export(self.decoder, partial))?;
         }
         let leave = |(ask, answer)| if (self.stuck)(layer, ask) { Err(StepError::Later) } else { answer };
         let answers = asks.iter().zip(answers).map(leave).collect();
-        Ok(Answers::Coming { on_devices: self.lends, collect: Box::new(|| Ok(answers)) })
+        Ok(Answers::Coming { on_devices: self.exports, collect: Box::new(|| Ok(answers)) })
     }
 }
 
 /// Has the rows of a partial lie on a device, behind others.
-fn lend(decoder: &Decoder<Cpu>, partial: &mut ShardPartial<'_, Cpu>) -> Result<(), ModelError> {
+fn export(decoder: &Decoder<Cpu>, partial: &mut ShardPartial<'_, Cpu>) -> Result<(), ModelError> {
     let PartialRows::Host(rows) = &partial.rows else { return Ok(()) };
     let (backend, row) = (decoder.backend(), decoder.config().heads.packed_row());
     let (values, rows) = ([&vec![7.0; row], rows.values()].concat(), rows.values().len() / row);
-    let lent = backend.lend(vec![backend.upload(&[1 + rows, row], &values)?])?;
-    partial.rows = PartialRows::Lent(Arc::new(lent), 1..1 + rows);
+    let exported = backend.export(vec![backend.upload(&[1 + rows, row], &values)?])?;
+    partial.rows = PartialRows::Exported(Arc::new(exported), 1..1 + rows);
     Ok(())
 }
 
@@ -105,7 +105,7 @@ proptest! {
 
     /// Jobs join and leave, questions come in pieces, hosts are lost in the middle: every row has the bits that it has alone.
     #[test]
-    fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64), lends: bool) {
+    fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64), exports: bool) {
         for decoder in decoders() {
             let alone: Vec<Vec<u32>> = (0..4).map(|job| bits(&Job::new(decoder, job).alone(decoder, 9))).collect();
             let mut jobs: Vec<Job> = (0..4).map(|job| Job::new(decoder, job)).collect();
@@ -120,7 +120,7 @@ proptest! {
                 again[job]
             };
             let mut stuck = |_: usize, _: &PartAsk| losses.next().unwrap() % 7 == 0;
-            together((decoder, lends), &mut jobs, &mut choose, &mut stuck);
+            together((decoder, exports), &mut jobs, &mut choose, &mut stuck);
             let batched: Vec<Vec<u32>> = jobs.iter().map(|job| bits(&job.logits)).collect();
             prop_assert_eq!(batched, alone);
         }

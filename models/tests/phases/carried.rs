@@ -5,8 +5,8 @@ use std::sync::Arc;
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, LocalContext, LocalPeers, ModelError, Parcel, Parts, Peers, Phase1,
-    inputs_of,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, LocalPeers, ModelError, Parcel, Peers,
+    Phase1, inputs_of,
 };
 use serde_json::json;
 
@@ -43,7 +43,7 @@ fn parcels_that_travel_as_bytes_change_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
         let cpu = Cpu::new(CpuOptions { dtype, threads: Some(2), ..CpuOptions::default() }).unwrap();
         let checkpoint = Checkpoint::open(&models().join("tiny-llama")).unwrap();
-        let decoder = Decoder::load(Arc::new(cpu), &checkpoint, Parts::All).unwrap();
+        let decoder = Decoder::load(Arc::new(cpu), &checkpoint, DecoderParts::All).unwrap();
         let methods = [
             json!({"ulysses": {}}),
             json!({"ring": {"layout": "zigzag"}}),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use asterism_kernels::prelude::*;
 use asterism_models::{
-    Generator, LocalContext, ModelError, Parts, TeamContext, TensorParallel, encode_plan, encode_together,
+    DecoderParts, Generator, LocalContext, ModelError, TeamContext, TensorParallel, encode_plan, encode_together,
 };
 use serde_json::json;
 
@@ -16,7 +16,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
-    let (other, again) = (Arc::new(decoder("tiny-llama", Parts::Context)), Arc::new(decoder("tiny-llama", Parts::All)));
+    let (other, again) =
+        (Arc::new(decoder("tiny-llama", DecoderParts::Context)), Arc::new(decoder("tiny-llama", DecoderParts::All)));
     let (first, context, parallel) =
         (&decoders()[0], some_context(), TensorParallel::new(vec![again, other.clone()]).unwrap());
     let methods = [
@@ -45,7 +46,7 @@ fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
 #[test]
 fn a_device_that_fails_stops_the_others_and_is_the_cause() {
     let (first, context) = (&decoders()[0], some_context());
-    let other = decoder("tiny-llama", Parts::Context);
+    let other = decoder("tiny-llama", DecoderParts::Context);
     let plan = plan(first, &method(json!({"ring": {"layout": "contiguous"}})), &context, 2);
     let mut wrong = plan.clone();
     wrong.shards[1].own.start = 1 << 20;
@@ -56,7 +57,7 @@ fn a_device_that_fails_stops_the_others_and_is_the_cause() {
 
 #[test]
 fn a_shared_step_that_fails_may_be_taken_again() {
-    let decoder = |name| Arc::new(decoder(name, Parts::Context));
+    let decoder = |name| Arc::new(decoder(name, DecoderParts::Context));
     let (first, other, context) = (decoder("tiny-llama"), decoder("tiny-llama"), some_context());
     let plan = plan(&first, &star(16, 8), &context, 2);
     let shards = encode_together(&[&*first, &*other], &plan, &context).unwrap();

@@ -14,7 +14,7 @@ mod waiting;
 use std::{net::SocketAddr, sync::Arc};
 
 use actix_web::{dev::ServiceRequest, http::header::AUTHORIZATION, web};
-use asterism_actors::authority::{self, Act, Party};
+use asterism_actors::authority::{self, Action, Party};
 use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
 
@@ -117,7 +117,7 @@ fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
         // What is not in the table nobody may ask for; that it is not there, a client may know.
         None if party == Party::Client => {
             let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {
-                Act::Http(method, path) if path == pattern => Some(method),
+                Action::Http(method, path) if path == pattern => Some(method),
                 _ => None,
             });
             Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)))

@@ -27,7 +27,7 @@ use crate::{
     api::{
         admin::Server,
         http::{
-            body::intake::By,
+            body::intake::Requester,
             error,
             listening::{self, ListenerService},
             origin::OriginRules,
@@ -37,9 +37,9 @@ use crate::{
     cluster::Origins,
     error::CliError,
 };
-use answers::{gone, running};
+use answers::{connection, running};
 use batching::{batch_run, batches, files};
-pub use keys::Keys;
+pub use keys::ApiKeys;
 pub use shared::ApiState;
 pub(crate) use shared::Checked;
 pub use store::Store;
@@ -66,7 +66,7 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
 ];
 
 /// Most connections at a time, two files each.
-const MOST_CONNECTIONS: usize = 8192;
+const API_CONNECTIONS: usize = 8192;
 
 /// Listens at `address`, with TLS where there is a certificate.
 pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
@@ -87,8 +87,8 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
         }),
         admit: Arc::new(move |request| admit(&to, request)),
         origins,
-        on_connect: gone::take_in,
-        connections: (MOST_CONNECTIONS, 2),
+        on_connect: connection::take_in,
+        connections: (API_CONNECTIONS, 2),
     };
     listening::listen(address, tls, service).map_err(failed)
 }
@@ -122,7 +122,7 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));
     }
     if let Some(borne) = borne {
-        request.extensions_mut().insert(By(Some(borne.name.clone())));
+        request.extensions_mut().insert(Requester(Some(borne.name.clone())));
         request.extensions_mut().insert(borne.place.clone());
         request.extensions_mut().insert(borne);
     }

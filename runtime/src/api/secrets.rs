@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use rustls::ServerConfig;
 
 use crate::{
-    api::{http::tls, openai::Keys},
+    api::{http::tls, openai::ApiKeys},
     cluster::{ADMIN, API, Cluster, TlsFiles, TlsKeys},
     error::CliError,
     globals,
@@ -20,9 +20,9 @@ pub fn admin_token(cluster: &Cluster) -> Result<Option<String>, CliError> {
 }
 
 /// The keys that requests to OpenAI's API bear, if any. Their hashes are no secret; who could write there could add a key.
-pub fn api_keys(cluster: &Cluster) -> Result<Option<Keys>, CliError> {
+pub fn api_keys(cluster: &Cluster) -> Result<Option<ApiKeys>, CliError> {
     let Some(path) = cluster.api.as_ref().and_then(|api| api.key_file.as_ref()) else { return Ok(None) };
-    let keys = Keys::read(path)?;
+    let keys = ApiKeys::read(path)?;
     let mode = mode_of(path)?;
     match mode & 0o022 {
         0 => Ok(Some(keys)),

@@ -17,7 +17,7 @@ use asterism_transport::{
 
 use crate::{
     certificates::{
-        members::{Named, ca_folder, identity_folder, members},
+        members::{NamedMember, ca_folder, identity_folder, members},
         revocation,
     },
     cluster::{Cluster, file::SecurityMode},
@@ -34,7 +34,7 @@ const HOST_LIFETIME: Duration = Duration::from_secs(365 * 86400);
 ///
 /// # Errors
 /// Also where the certificate is another member's.
-pub fn load(cluster: &Cluster, member: Named<'_>) -> Result<Security, CliError> {
+pub fn load(cluster: &Cluster, member: NamedMember<'_>) -> Result<Security, CliError> {
     let (role, name) = member;
     let (credentials, file) = match (&cluster.security.mode, &cluster.security.files) {
         (SecurityMode::Insecure, _) => return Ok(Security::Insecure),
@@ -57,7 +57,7 @@ pub fn load(cluster: &Cluster, member: Named<'_>) -> Result<Security, CliError> 
 }
 
 /// Says when what a member shows its peers ends.
-pub fn tell_end((_, name): Named<'_>, security: &Security) {
+pub fn log_certificate_end((_, name): NamedMember<'_>, security: &Security) {
     let Security::Mutual(credentials) = security else { return };
     if let Ok(info) = CertificateInfo::from_pem(&credentials.identity.certificate) {
         let ends = info.validity.not_after.unix_timestamp();
@@ -85,12 +85,12 @@ pub fn found(cluster: &Cluster) -> Result<bool, CliError> {
 
 /// Makes a certificate for each of `members` that has none of its own or whose runs out, where the CA's key is. Elsewhere they
 /// must have been brought here.
-pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = Named<'a>>) -> Result<(), CliError> {
+pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = NamedMember<'a>>) -> Result<(), CliError> {
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
         return Ok(());
     }
     let (folder, members, now) = (ca_folder(cluster), members.into_iter().collect::<Vec<_>>(), SystemTime::now());
-    let wanting = |member: &&Named<'_>| ends_by(cluster, **member, now + RENEWAL);
+    let wanting = |member: &&NamedMember<'_>| ends_by(cluster, **member, now + RENEWAL);
     // A full disk is in nobody's way when there is nothing to be made.
     if !folder.join(CA_KEY_FILE).exists() || !members.iter().any(|member| wanting(&member)) {
         return Ok(());
@@ -105,7 +105,7 @@ pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = Named<'a
 }
 
 /// Refuses a node whose `members` have no certificates here, where none can be made.
-pub fn require(cluster: &Cluster, node: &str, members: &[Named<'_>]) -> Result<(), CliError> {
+pub fn require(cluster: &Cluster, node: &str, members: &[NamedMember<'_>]) -> Result<(), CliError> {
     if !are_wanting(cluster, members) {
         return Ok(());
     }
@@ -122,7 +122,11 @@ pub fn require(cluster: &Cluster, node: &str, members: &[Named<'_>]) -> Result<(
 
 /// Whether the files here of all `members` are good and of the CA that `is_ours` knows. Those of another CA whose key is here
 /// too are nobody's to replace.
-pub fn are_of(cluster: &Cluster, members: &[Named<'_>], is_ours: impl Fn(&str) -> bool) -> Result<bool, CliError> {
+pub fn are_of(
+    cluster: &Cluster,
+    members: &[NamedMember<'_>],
+    is_ours: impl Fn(&str) -> bool,
+) -> Result<bool, CliError> {
     let folder = ca_folder(cluster);
     let ours = |folder: &Path| std::fs::read_to_string(folder.join(CA_FILE)).is_ok_and(|ca| is_ours(&ca));
     if folder.join(CA_KEY_FILE).exists() {
@@ -138,8 +142,9 @@ pub fn are_of(cluster: &Cluster, members: &[Named<'_>], is_ours: impl Fn(&str) -
             folder.display()
         )));
     }
-    let good =
-        |member: &Named<'_>| ours(&identity_folder(cluster, member.1)) && !ends_by(cluster, *member, SystemTime::now());
+    let good = |member: &NamedMember<'_>| {
+        ours(&identity_folder(cluster, member.1)) && !ends_by(cluster, *member, SystemTime::now())
+    };
     Ok(members.iter().all(good))
 }
 
@@ -154,7 +159,7 @@ pub fn renew(cluster: &Cluster) -> Result<(), CliError> {
 }
 
 /// Whether one of `members` has no certificate that is good now, and none can be made here.
-pub fn are_wanting(cluster: &Cluster, members: &[Named<'_>]) -> bool {
+pub fn are_wanting(cluster: &Cluster, members: &[NamedMember<'_>]) -> bool {
     let now = SystemTime::now();
     cluster.security.mode == SecurityMode::Mtls
         && cluster.security.files.is_none()
@@ -194,7 +199,7 @@ pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<
 }
 
 /// Whether the certificate of a member is missing, unreadable, another's, revoked or over at `time`.
-fn ends_by(cluster: &Cluster, (role, name): Named<'_>, time: SystemTime) -> bool {
+fn ends_by(cluster: &Cluster, (role, name): NamedMember<'_>, time: SystemTime) -> bool {
     let Ok(pem) = std::fs::read_to_string(identity_folder(cluster, name).join(HOST_FILE)) else { return true };
     let own = Some(Member::new(&cluster.name, role, name));
     let revoked = revocation::serials(cluster);

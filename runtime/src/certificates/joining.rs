@@ -8,15 +8,15 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use asterism_actors::authority::{self, Act, Party};
+use asterism_actors::authority::{self, Action, Party};
 use asterism_transport::{
     certificates::{CertificateAuthority, Member, MemberRole},
-    join::{self, Asked, At, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
+    join::{self, Asked, JoinAddress, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    certificates::{credentials, members::Named, revocation},
+    certificates::{credentials, members::NamedMember, revocation},
     cluster::{Cluster, file::SecurityMode},
     data_dir::private,
     error::{CliError, Exit},
@@ -38,7 +38,7 @@ pub fn open(
     })?;
     let file = cluster.data_dir.join("join-tokens.json");
     let tokens = read(&file)?;
-    let desk = Desk { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
+    let desk = NodeJoinDesk { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
     let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(desk));
     let listener = listener.map_err(refusal)?;
     tracing::info!(address = %listener.local_address(), "nodes join here");
@@ -49,11 +49,11 @@ pub fn open(
 /// them are here, of the CA that the token names. Those of another CA are replaced.
 pub async fn join(
     cluster: &Cluster,
-    (node, hosts): (&str, &[Named<'_>]),
+    (node, hosts): (&str, &[NamedMember<'_>]),
     token_file: &Path,
     from: Option<SocketAddr>,
 ) -> Result<(), CliError> {
-    let members: Vec<Named<'_>> = hosts.iter().copied().chain([(MemberRole::Node, node)]).collect();
+    let members: Vec<NamedMember<'_>> = hosts.iter().copied().chain([(MemberRole::Node, node)]).collect();
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
         return Ok(());
     }
@@ -75,9 +75,9 @@ pub async fn join(
 }
 
 /// Where certificates are given out to a node: at `from`, or where the cluster file says.
-pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<At, CliError> {
+pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<JoinAddress, CliError> {
     let listener = from.or(cluster.security.join_listen).filter(|address| address.port() != 0);
-    let at = |listener| At { listener, node: cluster.node_address(node) };
+    let at = |listener| JoinAddress { listener, node: cluster.node_address(node) };
     listener.map(at).ok_or_else(|| {
         CliError::usage("it is not known where nodes get certificates")
             .hint("add --token-from ADDRESS, as `asterism cert token` printed it, or [security] join_listen")
@@ -98,14 +98,14 @@ pub fn refusal(error: JoinError) -> CliError {
 }
 
 /// Knows the hosts of each node, and keeps tokens in a file.
-struct Desk {
+struct NodeJoinDesk {
     cluster: Cluster,
     file: PathBuf,
     /// Whether a process of a name is connected.
     in_use: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
-impl JoinDesk for Desk {
+impl JoinDesk for NodeJoinDesk {
     fn now(&self) -> SystemTime {
         SystemTime::now()
     }
@@ -120,7 +120,7 @@ impl JoinDesk for Desk {
     }
 
     fn may_renew(&self, member: &Member) -> bool {
-        authority::allows(Party::Member(member.role), Act::Renew)
+        authority::allows(Party::Member(member.role), Action::Renew)
     }
 
     fn objection(&self, Asked { node, from, names, serial }: &Asked<'_>) -> Option<String> {
@@ -153,7 +153,7 @@ impl JoinDesk for Desk {
 
 /// A token as kept.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredToken {
     /// SHA-256 of its secret.
     hash: [u8; 32],
     /// The node that it is for.
@@ -168,12 +168,13 @@ fn read(file: &Path) -> Result<Vec<TokenRecord>, CliError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(|error| error.to_string()),
     };
-    let kept = bytes.and_then(|bytes| serde_json::from_slice::<Vec<Kept>>(&bytes).map_err(|error| error.to_string()));
+    let kept =
+        bytes.and_then(|bytes| serde_json::from_slice::<Vec<StoredToken>>(&bytes).map_err(|error| error.to_string()));
     let kept = kept.map_err(|cause| {
         CliError::usage(format!("the join tokens in {} cannot be read: {cause}", file.display()))
             .hint("move the file away; tokens made before are then not known any more")
     })?;
-    let record = |kept: Kept| TokenRecord {
+    let record = |kept: StoredToken| TokenRecord {
         hash: kept.hash,
         node: kept.node,
         expires: UNIX_EPOCH + Duration::from_secs(kept.expires_s),
@@ -184,7 +185,7 @@ fn read(file: &Path) -> Result<Vec<TokenRecord>, CliError> {
 
 /// Replaces the file as a whole, readable by its owner only.
 fn write(file: &Path, tokens: &[TokenRecord]) -> io::Result<()> {
-    let kept = |token: &TokenRecord| Kept {
+    let kept = |token: &TokenRecord| StoredToken {
         hash: token.hash,
         node: token.node.clone(),
         expires_s: token.expires.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -207,7 +208,7 @@ mod tests {
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
-        let desk = Desk { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
+        let desk = NodeJoinDesk { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
         let asked = [
             ("b", "context-0"),
             ("b", "b"),
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(objects("local", "127.0.0.1", &["context-1"], Some("12")), None, "it renews");
         let mut cluster = desk.cluster.clone();
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
-        let desk = Desk { cluster, ..desk };
+        let desk = NodeJoinDesk { cluster, ..desk };
         assert_eq!(desk.role("local", "b"), context, "b is a host of another node");
         assert_eq!(desk.role("b", "b"), None);
         let renewing = MemberRole::ALL.map(|role| desk.may_renew(&Member::new("sample", role, "b")));

@@ -7,10 +7,10 @@ use asterism_transport::certificates::MemberRole;
 use crate::cluster::Cluster;
 
 /// A member of the cluster at hand: what it is there for, and its name.
-pub type Named<'a> = (MemberRole, &'a str);
+pub type NamedMember<'a> = (MemberRole, &'a str);
 
 /// The supervisor, as its certificate says.
-pub const SUPERVISOR: Named<'static> = (MemberRole::Supervisor, "supervisor");
+pub const SUPERVISOR: NamedMember<'static> = (MemberRole::Supervisor, "supervisor");
 
 /// Where the cluster's CA lies when the file names no certificates.
 pub fn ca_folder(cluster: &Cluster) -> PathBuf {
@@ -23,7 +23,7 @@ pub fn identity_folder(cluster: &Cluster, name: &str) -> PathBuf {
 }
 
 /// Every process of the cluster file that shows a certificate, the agents of nodes among them.
-pub fn members(cluster: &Cluster) -> impl Iterator<Item = Named<'_>> {
+pub fn members(cluster: &Cluster) -> impl Iterator<Item = NamedMember<'_>> {
     let nodes: BTreeSet<&str> = cluster.hosts.iter().map(|host| host.node.as_str()).collect();
     let nodes = nodes.into_iter().map(|node| (MemberRole::Node, node));
     cluster.hosts.iter().map(|host| host.member()).chain(nodes).chain([SUPERVISOR])

@@ -46,17 +46,17 @@ fn follow_revoked(cluster: Cluster, node: String, from: Option<SocketAddr>) {
     tokio::spawn(async move {
         let mut ticks = interval(ASK_RENEWAL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut said = String::new();
+        let mut stated = String::new();
         loop {
             ticks.tick().await;
             let error = match ask_revoked(&cluster, &node, from).await {
                 Ok(()) => String::new(),
                 Err(error) => error.message,
             };
-            if !error.is_empty() && said != error {
+            if !error.is_empty() && stated != error {
                 tracing::warn!(node, error, "it is not known which certificates are revoked lately");
             }
-            said = error;
+            stated = error;
         }
     });
 }
@@ -67,8 +67,8 @@ async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) ->
     }
     let at = joining::desk_at(cluster, from, node)?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
-    let told = join::revoked(at, &current).await.map_err(joining::refusal)?;
-    revocation::take_over(cluster, told, SystemTime::now()).map(drop)
+    let reported = join::revoked(at, &current).await.map_err(joining::refusal)?;
+    revocation::take_over(cluster, reported, SystemTime::now()).map(drop)
 }
 
 /// Renews those of `names` that are due at `now`, all or none of them; how many.

@@ -111,14 +111,14 @@ pub fn revoke(cluster: &Cluster, which: &str, now: SystemTime) -> Result<Vec<Rev
 }
 
 /// Takes over the list of where the CA's key is; whether it says something new.
-pub fn take_over(cluster: &Cluster, told: Vec<String>, now: SystemTime) -> Result<bool, CliError> {
-    let (known, told): (_, BTreeSet<String>) = (serials(cluster), told.into_iter().collect());
-    if told.is_subset(&known) {
+pub fn take_over(cluster: &Cluster, reported: Vec<String>, now: SystemTime) -> Result<bool, CliError> {
+    let (known, reported): (_, BTreeSet<String>) = (serials(cluster), reported.into_iter().collect());
+    if reported.is_subset(&known) {
         return Ok(false);
     }
     let revoked_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let mut all = list(cluster)?;
-    let fresh = told.difference(&known).cloned();
+    let fresh = reported.difference(&known).cloned();
     all.extend(fresh.map(|serial| Revoked { serial, name: None, revoked_s }));
     write(&file(cluster), &all)?;
     Ok(true)

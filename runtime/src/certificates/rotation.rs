@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::{
     certificates::{
         credentials,
-        members::{self, Named},
+        members::{self, NamedMember},
         revocation,
     },
     cluster::{Cluster, file::SecurityMode},
@@ -27,7 +27,7 @@ use crate::{
 
 /// How often the files are looked at.
 const ROTATION_LOOK_EVERY: Duration = Duration::from_secs(2);
-const DAY: Duration = Duration::from_secs(86_400);
+const ONE_DAY: Duration = Duration::from_secs(86_400);
 
 /// Follows the certificates of one process of a cluster.
 pub struct Rotation {
@@ -41,7 +41,7 @@ pub struct Rotation {
 
 impl Rotation {
     /// Of a member, from what its files are now on; `None` where there are no certificates.
-    pub fn new(cluster: &Cluster, (role, name): Named<'_>) -> Option<Self> {
+    pub fn new(cluster: &Cluster, (role, name): NamedMember<'_>) -> Option<Self> {
         let folder = members::identity_folder(cluster, name);
         let files = match (&cluster.security.mode, &cluster.security.files) {
             (SecurityMode::Insecure, _) => return None,
@@ -82,7 +82,7 @@ impl Rotation {
         }
         let security = credentials::load(&self.cluster, (self.role, &self.name))?;
         transport.rotate(&security).map_err(CliError::unreachable)?;
-        credentials::tell_end((self.role, &self.name), &security);
+        credentials::log_certificate_end((self.role, &self.name), &security);
         Ok(true)
     }
 }
@@ -112,7 +112,7 @@ impl Rotation {
 pub fn renew_daily(cluster: &Cluster) {
     let cluster = cluster.clone();
     tokio::spawn(async move {
-        let mut days = interval(DAY);
+        let mut days = interval(ONE_DAY);
         loop {
             days.tick().await;
             let cluster = cluster.clone();
@@ -187,8 +187,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
         let place = crate::certificates::members::identity_folder(&cluster, "context-0");
-        let [old, new] = [(); 2].map(|()| CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap());
-        let issue = |authority, member| Credentials::issue(authority, member, validity(DAY)).unwrap();
+        let [old, new] = [(); 2].map(|()| CertificateAuthority::create(&cluster.name, validity(ONE_DAY)).unwrap());
+        let issue = |authority, member| Credentials::issue(authority, member, validity(ONE_DAY)).unwrap();
         let member = (MemberRole::Context, "context-0");
         issue(&old, member).save(&place).unwrap();
         let host = transport(credentials::load(&cluster, member).unwrap());
@@ -214,8 +214,8 @@ mod tests {
     async fn a_revoked_certificate_ends_its_links_and_opens_none() {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
-        let authority = CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap();
-        let issue = |member| Credentials::issue(&authority, member, validity(DAY)).unwrap();
+        let authority = CertificateAuthority::create(&cluster.name, validity(ONE_DAY)).unwrap();
+        let issue = |member| Credentials::issue(&authority, member, validity(ONE_DAY)).unwrap();
         let (context, query) = ((MemberRole::Context, "context-0"), (MemberRole::Query, "query-0"));
         issue(context).save(&crate::certificates::members::identity_folder(&cluster, context.1)).unwrap();
         let host = transport(credentials::load(&cluster, context).unwrap());
@@ -248,7 +248,7 @@ mod tests {
         let authority = credentials::create_authority(&cluster).unwrap();
         let file = |name: &str| crate::certificates::members::identity_folder(&cluster, name).join(HOST_FILE);
         for (name, days) in [("context-0", 3), ("context-1", 300), ("stranger", 3)] {
-            let issued = Credentials::issue(&authority, (MemberRole::Context, name), validity(DAY * days)).unwrap();
+            let issued = Credentials::issue(&authority, (MemberRole::Context, name), validity(ONE_DAY * days)).unwrap();
             issued.save(&crate::certificates::members::identity_folder(&cluster, name)).unwrap();
         }
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         let after = ["context-0", "context-1", "stranger"].map(read);
         assert_eq!([0, 1, 2].map(|at| before[at] == after[at]), [false, true, true]);
         let ends = CertificateInfo::from_pem(&after[0]).unwrap().validity.not_after;
-        assert!(ends > SystemTime::now() + DAY * 300);
+        assert!(ends > SystemTime::now() + ONE_DAY * 300);
         assert!(!file("context-2").exists());
     }
 }

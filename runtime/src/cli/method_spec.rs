@@ -132,12 +132,12 @@ mod tests {
             "star:block_tokens=1k:block_tokens=2k",
         ];
         let lists = ["dense,", "star,star", "star:block_tokens=4"];
-        let said: Vec<String> = wrong
+        let stated: Vec<String> = wrong
             .iter()
             .map(|spec| parse(spec).unwrap_err())
             .chain(lists.iter().map(|list| parse_list(list).unwrap_err()))
             .map(|error| format!("{} {}", error.exit as u8, error.message))
             .collect();
-        insta::assert_snapshot!(said.join("\n"));
+        insta::assert_snapshot!(stated.join("\n"));
     }
 }

@@ -26,7 +26,7 @@ pub struct Progress {
 enum Sink {
     Silent,
     Bars { all: MultiProgress, bars: Vec<HostBar>, waiting: Option<ProgressBar> },
-    Lines { last: Option<Instant>, said: Option<String> },
+    Lines { last: Option<Instant>, stated: Option<String> },
 }
 
 /// How fast work goes. Counted from when it began here, so that no time in a queue is in it.
@@ -42,7 +42,7 @@ impl Progress {
         let sink = match (globals.quiet, stderr().is_terminal()) {
             (true, _) => Sink::Silent,
             (false, true) => Sink::Bars { all: MultiProgress::new(), bars: Vec::new(), waiting: None },
-            (false, false) => Sink::Lines { last: None, said: None },
+            (false, false) => Sink::Lines { last: None, stated: None },
         };
         Self { sink, started: Instant::now(), pace: Pace::default() }
     }
@@ -71,12 +71,12 @@ impl Progress {
             (Sink::Bars { all, waiting, .. }, Some(text)) => {
                 waiting.get_or_insert_with(|| all.add(waiting_line())).set_message(text);
             }
-            (Sink::Lines { said, .. }, None) => *said = None,
-            (Sink::Lines { last, said }, Some(text)) => {
-                let first = said.is_none();
-                if (first || is_due(*last)) && said.as_ref() != Some(&text) {
+            (Sink::Lines { stated, .. }, None) => *stated = None,
+            (Sink::Lines { last, stated }, Some(text)) => {
+                let first = stated.is_none();
+                if (first || is_due(*last)) && stated.as_ref() != Some(&text) {
                     eprintln!("{text}");
-                    (*last, *said) = (Some(Instant::now()), Some(text));
+                    (*last, *stated) = (Some(Instant::now()), Some(text));
                 }
             }
         }

@@ -12,7 +12,7 @@ use crate::error::{CliError, Exit};
 
 /// How long a supervisor that does not answer is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-const RETRY_EVERY: Duration = Duration::from_millis(200);
+const FOLLOWING_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 type Events = Box<dyn Iterator<Item = Result<JobEvent, CliError>>>;
 
@@ -25,20 +25,20 @@ pub struct Following<'a> {
     /// Hears once that the supervisor does not answer.
     note: Box<dyn Fn(&str) + 'a>,
     events: Option<Events>,
-    heard: Heard,
+    heard: SeenEvents,
     outage: Option<Instant>,
     ended: bool,
 }
 
 /// What was handed out: a new connection begins with the first token again.
 #[derive(Default)]
-struct Heard {
+struct SeenEvents {
     tokens: usize,
     tokens_here: usize,
     recoveries: Vec<RecoveryStatus>,
 }
 
-impl Heard {
+impl SeenEvents {
     /// Whether the event was not heard on an earlier connection.
     fn is_new(&mut self, event: &JobEvent) -> bool {
         match event {
@@ -78,7 +78,7 @@ impl<'a> Following<'a> {
     }
 
     fn new(client: &'a Client, id: String, request: Option<JobRequest>, note: impl Fn(&str) + 'a) -> Self {
-        let (note, heard) = (Box::new(note), Heard::default());
+        let (note, heard) = (Box::new(note), SeenEvents::default());
         Self { client, id, request, note, events: None, heard, outage: None, ended: false }
     }
 
@@ -127,7 +127,7 @@ impl<'a> Following<'a> {
                 return Err(CliError::unreachable(format!("{error}; it did not come back within {seconds} s"))
                     .hint(format!("`asterism status`; once it is back, `asterism job result {}`", self.id)));
             }
-            thread::sleep(RETRY_EVERY);
+            thread::sleep(FOLLOWING_RETRY_INTERVAL);
         }
     }
 
@@ -175,7 +175,7 @@ impl Iterator for Following<'_> {
                 Some(Err(_)) | None => {
                     self.events = None;
                     if self.outage.is_some() {
-                        thread::sleep(RETRY_EVERY);
+                        thread::sleep(FOLLOWING_RETRY_INTERVAL);
                     }
                     self.missed();
                 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub const MIN_BLOCK_TOKENS: usize = 16;
 
 /// More tokens than any model takes, and few enough to be added and multiplied.
-const MOST_TOKENS: usize = 1 << 28;
+const LARGEST_TOKENS: usize = 1 << 28;
 
 /// A number of tokens; its multiples are binary, as context lengths are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,8 +27,8 @@ impl FromStr for Tokens {
         };
         let count: usize = digits.parse().map_err(|_| refusal(text))?;
         match count.checked_mul(unit) {
-            Some(tokens) if tokens <= MOST_TOKENS => Ok(Self(tokens)),
-            _ => Err(format!("'{text}' is more than {MOST_TOKENS} tokens, which no model takes")),
+            Some(tokens) if tokens <= LARGEST_TOKENS => Ok(Self(tokens)),
+            _ => Err(format!("'{text}' is more than {LARGEST_TOKENS} tokens, which no model takes")),
         }
     }
 }
@@ -140,13 +140,13 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// Some thirty years: what clocks can be asked to wait.
-const MOST_SECONDS: u64 = 1_000_000_000;
+const LONGEST_SECONDS: u64 = 1_000_000_000;
 
 /// A duration typed in seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let refused = || format!("'{text}' is not a number of seconds from 0 to {MOST_SECONDS}");
+    let refused = || format!("'{text}' is not a number of seconds from 0 to {LONGEST_SECONDS}");
     let value: f64 = text.parse().map_err(|_| refused())?;
-    Duration::try_from_secs_f64(value).ok().filter(|time| time.as_secs() <= MOST_SECONDS).ok_or_else(refused)
+    Duration::try_from_secs_f64(value).ok().filter(|time| time.as_secs() <= LONGEST_SECONDS).ok_or_else(refused)
 }
 
 /// Seconds in the two largest units that say something.

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{EvalError, HaystackSource, Question, record::of_line};
+use super::{EvalError, EvalQuestion, HaystackSource, record::of_line};
 
 /// One method's answer to one question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct Answer {
     pub method: String,
     /// Tells the questions of a task and length apart.
     pub sample: u64,
-    /// Digest of what was asked: [`Question::digest`]. Empty in a file of before it was written.
+    /// Digest of what was asked: [`EvalQuestion::digest`]. Empty in a file of before it was written.
     #[serde(default)]
     pub question: String,
     /// The model by name.
@@ -41,12 +41,12 @@ pub struct Answer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub haystack: Option<HaystackSource>,
     /// Where its time went.
-    pub seconds: Seconds,
+    pub seconds: AnswerSeconds,
 }
 
 /// Wall clock of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seconds {
+pub struct AnswerSeconds {
     /// Phase 1; absent where hosts held some of the context already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encode: Option<f64>,
@@ -60,7 +60,7 @@ pub struct Seconds {
 
 /// A question's place among those of all runs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct QuestionKey {
     /// Its suite.
     pub suite: String,
     /// Its task.
@@ -85,7 +85,7 @@ pub enum Scoring {
 
 impl Answer {
     /// Scores what `model` said with `method`.
-    pub fn new(question: &Question, (model, method): (&str, &str), said: &str, seconds: Seconds) -> Self {
+    pub fn new(question: &EvalQuestion, (model, method): (&str, &str), stated: &str, seconds: AnswerSeconds) -> Self {
         Self {
             suite: question.suite.clone(),
             task: question.record.task.clone(),
@@ -94,9 +94,9 @@ impl Answer {
             sample: question.sample,
             question: question.digest.clone(),
             model: model.to_owned(),
-            right: question.metric.exact(said, &question.gold),
-            score: question.metric.score(said, &question.record.input_query, &question.gold),
-            answer: said.to_owned(),
+            right: question.metric.exact(stated, &question.gold),
+            score: question.metric.score(stated, &question.record.input_query, &question.gold),
+            answer: stated.to_owned(),
             gold: question.gold.clone(),
             haystack: question.record.haystack,
             seconds,
@@ -104,8 +104,8 @@ impl Answer {
     }
 
     /// Its place among the questions of all runs.
-    pub fn key(&self) -> Key {
-        Key {
+    pub fn key(&self) -> QuestionKey {
+        QuestionKey {
             suite: self.suite.clone(),
             task: self.task.clone(),
             length: self.length,
@@ -208,7 +208,7 @@ pub(super) mod tests {
             answer: "7".into(),
             gold: vec!["7".into()],
             haystack: None,
-            seconds: Seconds { encode: Some(1.5), query: 0.25, decode: 0.5, total: 2.5 },
+            seconds: AnswerSeconds { encode: Some(1.5), query: 0.25, decode: 0.5, total: 2.5 },
         }
     }
 

@@ -8,7 +8,7 @@ use asterism_models::QuerySeparator;
 use serde::Deserialize;
 
 use super::{
-    EvalError, Metric, Record, read_haystack,
+    EvalError, EvalRecord, Metric, read_haystack,
     record::of_line,
     tasks::{
         draft::Draft,
@@ -32,21 +32,21 @@ pub enum Book {
 #[derive(Debug)]
 pub struct Library {
     book: Book,
-    questions: Vec<Line>,
+    questions: Vec<BookLine>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Line {
+struct BookLine {
     context: String,
     input: String,
-    answer: OneOrMany,
+    answer: BookAnswers,
     #[serde(default)]
     options: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum OneOrMany {
+enum BookAnswers {
     One(String),
     Many(Vec<String>),
 }
@@ -100,7 +100,8 @@ impl Library {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let questions = lines
             .map(|(index, line)| {
-                let line: Line = of_line(line).map_err(|reason| refused(format!("line {}: {reason}", index + 1)))?;
+                let line: BookLine =
+                    of_line(line).map_err(|reason| refused(format!("line {}: {reason}", index + 1)))?;
                 if gold(book, &line).is_empty() {
                     return Err(refused(format!("line {}: no answer among its options", index + 1)));
                 }
@@ -134,7 +135,7 @@ impl Library {
         index: usize,
         recipe: &Recipe<'_>,
         count: &dyn Fn(&str) -> usize,
-    ) -> Result<(Record, Vec<String>), EvalError> {
+    ) -> Result<(EvalRecord, Vec<String>), EvalError> {
         let line = &self.questions[index];
         let gold = gold(self.book, line);
         let query = match self.book {
@@ -168,7 +169,7 @@ impl Library {
         units: usize,
         recipe: &Recipe<'_>,
         count: &dyn Fn(&str) -> usize,
-    ) -> Result<Record, EvalError> {
+    ) -> Result<EvalRecord, EvalError> {
         let beside = recipe.reserve.map_or(0, |reserve| reserve + count(&draft.query));
         let whole = (draft.context)(units);
         let context_tokens = count(&whole);
@@ -176,7 +177,7 @@ impl Library {
         if context_tokens + beside > recipe.tokens {
             return sized(self.book.task(), draft, recipe, count);
         }
-        Ok(Record {
+        Ok(EvalRecord {
             task: self.book.task().to_owned(),
             input_context: whole,
             input_query: draft.query,
@@ -190,10 +191,10 @@ impl Library {
 }
 
 /// The answers that will do: texts, or the letter of the option that is one of them.
-fn gold(book: Book, line: &Line) -> Vec<String> {
+fn gold(book: Book, line: &BookLine) -> Vec<String> {
     let texts = match &line.answer {
-        OneOrMany::One(text) => vec![text.clone()],
-        OneOrMany::Many(texts) => texts.clone(),
+        BookAnswers::One(text) => vec![text.clone()],
+        BookAnswers::Many(texts) => texts.clone(),
     };
     match book {
         Book::QaEng => texts,

@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde::Deserialize;
 
 use super::{
-    EvalError, Record, read_haystack,
+    EvalError, EvalRecord, read_haystack,
     tasks::{
         draft::Draft,
         task::{Recipe, sized, stream},
@@ -21,11 +21,11 @@ const INSTRUCTION: &str =
 pub struct Corpus {
     task: &'static str,
     documents: Arc<Vec<String>>,
-    questions: Vec<Asked>,
+    questions: Vec<DocumentQuestion>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct DocumentQuestion {
     question: String,
     answers: Vec<String>,
     /// Documents that hold the answer.
@@ -89,7 +89,7 @@ impl Corpus {
                 {
                     let answers = asked.answers.into_iter().map(|answer| answer.text).collect();
                     let near = all.clone().filter(|other| *other != at).collect();
-                    questions.push(Asked { question: asked.question, answers, gold: vec![at], near });
+                    questions.push(DocumentQuestion { question: asked.question, answers, gold: vec![at], near });
                 }
             }
         }
@@ -114,7 +114,7 @@ impl Corpus {
                 });
                 gold.push(at);
             }
-            questions.push(Asked { question, answers: vec![answer], gold, near: Vec::new() });
+            questions.push(DocumentQuestion { question, answers: vec![answer], gold, near: Vec::new() });
         }
         Self { task: "qa_2", documents: Arc::new(documents), questions }.filled(path, "HotpotQA's JSON")
     }
@@ -128,7 +128,11 @@ impl Corpus {
     ///
     /// # Errors
     /// [`EvalError::TooFewTokens`].
-    pub fn make(&self, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<(Record, Vec<String>), EvalError> {
+    pub fn make(
+        &self,
+        recipe: &Recipe<'_>,
+        count: &dyn Fn(&str) -> usize,
+    ) -> Result<(EvalRecord, Vec<String>), EvalError> {
         let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream(self.task));
         let asked = &self.questions[rng.random_range(0..self.questions.len())];
         let record = sized(self.task, self.draft(asked, &mut rng), recipe, count)?;
@@ -136,7 +140,7 @@ impl Corpus {
     }
 
     /// A unit is one document more than the gold ones, the first unit none; near ones come first.
-    fn draft(&self, asked: &Asked, rng: &mut StdRng) -> Draft {
+    fn draft(&self, asked: &DocumentQuestion, rng: &mut StdRng) -> Draft {
         let mut near = asked.near.clone();
         near.shuffle(rng);
         let mut others: Vec<usize> =
@@ -241,8 +245,8 @@ mod tests {
 
     #[test]
     fn other_files_are_refused() {
-        let said = |error: EvalError| error.to_string();
-        assert!(said(Corpus::squad(file("[]").path()).unwrap_err()).contains("is not SQuAD's JSON: "));
-        assert!(said(Corpus::hotpotqa(file("[]").path()).unwrap_err()).contains("0 questions with an answer"));
+        let stated = |error: EvalError| error.to_string();
+        assert!(stated(Corpus::squad(file("[]").path()).unwrap_err()).contains("is not SQuAD's JSON: "));
+        assert!(stated(Corpus::hotpotqa(file("[]").path()).unwrap_err()).contains("0 questions with an answer"));
     }
 }

@@ -5,7 +5,7 @@ pub(crate) mod overlap;
 use std::sync::Arc;
 
 use super::tasks::{
-    babi::{OBJECTS, PEOPLE, ROOMS},
+    babi::{ACTORS, OBJECTS, ROOMS},
     task::Task,
 };
 
@@ -55,7 +55,7 @@ impl Metric {
     pub fn of(task: Task) -> Self {
         match task {
             Task::Qa1 | Task::Qa2 | Task::Qa3 | Task::Qa4 => Self::Labels(&[&ROOMS]),
-            Task::Qa5 => Self::Labels(&[&PEOPLE, &OBJECTS]),
+            Task::Qa5 => Self::Labels(&[&ACTORS, &OBJECTS]),
             Task::Passkey | Task::Number | Task::MathFind => Self::Integer,
             Task::Kv => Self::Word,
             _ => Self::All,
@@ -72,8 +72,8 @@ impl Metric {
             Self::Any => one(share(answer, gold) > 0.0),
             Self::Labels(labels) => one(labelled(answer, query, gold, labels)),
             Self::Integer => one(first_integer(answer) == Some(first)),
-            Self::LastInteger => one(last_integer(answer).is_some_and(|said| first.parse() == Ok(said))),
-            Self::Number => one(first_number(answer).is_some_and(|said| first.parse() == Ok(said))),
+            Self::LastInteger => one(last_integer(answer).is_some_and(|stated| first.parse() == Ok(stated))),
+            Self::Number => one(first_number(answer).is_some_and(|stated| first.parse() == Ok(stated))),
             Self::Numbers => numbers(answer, gold),
             Self::Word => one(gold.iter().any(|gold| words(answer).any(|word| word == gold))),
             Self::Speaker => one(words(answer).any(|word| word.to_uppercase() == first)),
@@ -118,10 +118,10 @@ fn share(answer: &str, gold: &[String]) -> f64 {
 fn labelled(answer: &str, query: &str, gold: &[String], labels: &[&[&str]]) -> bool {
     let (answer, query) = (answer.to_lowercase(), query.to_lowercase());
     let end = [".", "<context>", "<example>"].iter().filter_map(|cut| answer.find(cut)).min().unwrap_or(answer.len());
-    let mut said = labels.iter().copied().flatten().map(|label| label.to_lowercase());
+    let mut stated = labels.iter().copied().flatten().map(|label| label.to_lowercase());
     let gold: Vec<String> = gold.iter().map(|gold| gold.to_lowercase()).collect();
     let mut found = Vec::new();
-    said.by_ref().filter(|label| answer[..end].contains(label) && !query.contains(label)).for_each(|l| found.push(l));
+    stated.by_ref().filter(|label| answer[..end].contains(label) && !query.contains(label)).for_each(|l| found.push(l));
     found == gold
 }
 
@@ -152,13 +152,13 @@ fn integers(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn numbers(answer: &str, gold: &[String]) -> f64 {
-    let right = integers(answer).zip(gold).take_while(|(said, gold)| said == gold).count();
+    let right = integers(answer).zip(gold).take_while(|(stated, gold)| stated == gold).count();
     right as f64 / gold.len().max(1) as f64
 }
 
 fn counted(answer: &str, gold: &str) -> f64 {
     let wanted = integers(gold).next().unwrap_or(gold);
-    let right = integers(answer).filter(|said| *said == wanted).count();
+    let right = integers(answer).filter(|stated| *stated == wanted).count();
     right as f64 / integers(answer).count().max(1) as f64
 }
 
@@ -234,9 +234,10 @@ mod tests {
     fn infinitebench_of_files() {
         assert_eq!(score(Metric::LastInteger, "The value is `-12`.", "", &["-12"]), 1.0);
         assert_eq!(score(Metric::LastInteger, "-12 or so", "", &["-12"]), 0.0);
-        for (said, gold, right) in [("2.50 is", "2.5", 1.0), ("It is 7.", "7", 1.0), ("7.1", "7", 0.0), ("?", "7", 0.0)]
+        for (stated, gold, right) in
+            [("2.50 is", "2.5", 1.0), ("It is 7.", "7", 1.0), ("7.1", "7", 0.0), ("?", "7", 0.0)]
         {
-            assert_eq!(score(Metric::Number, said, "", &[gold]), right, "{said}");
+            assert_eq!(score(Metric::Number, stated, "", &[gold]), right, "{stated}");
         }
         assert_eq!(score(Metric::Numbers, "[1, 4, 9]", "", &["1", "4", "8", "9"]), 0.5);
         assert_eq!(score(Metric::Speaker, "Rick, I think", "", &["RICK", "R"]), 1.0);

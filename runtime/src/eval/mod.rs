@@ -17,14 +17,14 @@ pub mod tasks;
 
 pub use crate::eval::results::chart::svg;
 pub use crate::eval::tasks::task::{Recipe, Task, generate, is_task_question, make, make_at_depth};
-pub use answer::{Answer, Key, Scoring, Seconds, append_answers, merged, read_answers};
+pub use answer::{Answer, AnswerSeconds, QuestionKey, Scoring, append_answers, merged, read_answers};
 pub use books::{Book, Library};
 pub use documents::Corpus;
 pub use error::EvalError;
 pub use metric::Metric;
 pub use published::{PublishedQuestion, read_questions};
-pub use question::{Place, Question};
-pub use record::{HaystackSource, Record, read_haystack, score};
+pub use question::{EvalQuestion, QuestionPlace};
+pub use record::{EvalRecord, HaystackSource, read_haystack, score};
 pub use results::{BASELINE, Block, MethodScore, Percent, Phases, Results, TaskScore};
 
 #[cfg(test)]

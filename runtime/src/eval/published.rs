@@ -13,8 +13,8 @@ use asterism_models::QuerySeparator;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use super::{EvalError, HaystackSource, Metric, Record, read_haystack, record::of_line};
-use given::ANSWER_TOKENS;
+use super::{EvalError, EvalRecord, HaystackSource, Metric, read_haystack, record::of_line};
+use given::BENCHMARK_ANSWER_TOKENS;
 pub use given::PublishedQuestion;
 
 /// The questions of a file of one JSON object a line; blank lines are skipped.
@@ -110,15 +110,23 @@ fn own(own: Own) -> Result<PublishedQuestion, String> {
             (texts.join(", "), Some(texts))
         }
     };
-    let record =
-        Record { task, input_context, input_query, query_separator, chat_template, answer, context_tokens, haystack };
+    let record = EvalRecord {
+        task,
+        input_context,
+        input_query,
+        query_separator,
+        chat_template,
+        answer,
+        context_tokens,
+        haystack,
+    };
     let gold = list.unwrap_or_else(|| record.gold().into_iter().map(str::to_owned).collect());
-    Ok(PublishedQuestion { suite: "file", record, gold, metric: Metric::All, max_tokens: ANSWER_TOKENS })
+    Ok(PublishedQuestion { suite: "file", record, gold, metric: Metric::All, max_tokens: BENCHMARK_ANSWER_TOKENS })
 }
 
 /// Refuses what cannot be asked or scored.
 fn checked(given: PublishedQuestion) -> Result<PublishedQuestion, String> {
-    let Record { input_context, input_query, .. } = &given.record;
+    let EvalRecord { input_context, input_query, .. } = &given.record;
     let empty = |text: &str| text.trim().is_empty();
     let (context, query) = match given.suite {
         "file" => ("input_context", "input_query"),

@@ -1,10 +1,10 @@
 //! A question of a benchmark: where it stands in the run, what is asked, and how the answer counts.
 
-use super::{Metric, PublishedQuestion, Record, Task};
+use super::{EvalRecord, Metric, PublishedQuestion, Task};
 
 /// One question, the same for every method.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Question {
+pub struct EvalQuestion {
     /// `ruler`, `babilong`, `niah`, `longbench`, `infinitebench`, or `file`.
     pub suite: String,
     /// Tokens asked for; 0 when the question was given as it is.
@@ -12,7 +12,7 @@ pub struct Question {
     /// Tells the questions of a task and length apart: the seed, or the place in its file.
     pub sample: u64,
     /// Task, context and query.
-    pub record: Record,
+    pub record: EvalRecord,
     /// What an answer must hold.
     pub gold: Vec<String>,
     /// How it is scored.
@@ -25,7 +25,7 @@ pub struct Question {
 
 /// Where a question stands in a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct QuestionPlace {
     /// The suite.
     pub suite: &'static str,
     /// Tokens asked for.
@@ -34,22 +34,22 @@ pub struct Place {
     pub sample: u64,
 }
 
-impl Question {
+impl EvalQuestion {
     /// One of a file.
-    pub fn given(place: Place, given: PublishedQuestion) -> Self {
+    pub fn given(place: QuestionPlace, given: PublishedQuestion) -> Self {
         let PublishedQuestion { record, gold, metric, max_tokens, .. } = given;
         Self { gold, ..Self::with(place, record, metric, max_tokens) }
     }
 
     /// A record that was generated.
-    pub fn generated(place: Place, record: Record, task: Task) -> Self {
+    pub fn generated(place: QuestionPlace, record: EvalRecord, task: Task) -> Self {
         Self::with(place, record, Metric::of(task), task.answer_tokens())
     }
 
     /// A record with a metric; its gold strings are those of the record.
-    pub fn with(place: Place, record: Record, metric: Metric, max_tokens: usize) -> Self {
+    pub fn with(place: QuestionPlace, record: EvalRecord, metric: Metric, max_tokens: usize) -> Self {
         let gold = record.gold().into_iter().map(str::to_owned).collect();
-        let Place { suite, length, sample } = place;
+        let QuestionPlace { suite, length, sample } = place;
         Self { suite: suite.to_owned(), length, sample, record, gold, metric, max_tokens, digest: String::new() }
     }
 }

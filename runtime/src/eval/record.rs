@@ -13,7 +13,7 @@ const WORD_TASKS: [&str; 3] = ["cwe", "fwe", "vt"];
 
 /// One question about one context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Record {
+pub struct EvalRecord {
     /// Task by name; scores are kept by it.
     pub task: String,
     /// The document. BOS is not part of it.
@@ -45,7 +45,7 @@ pub enum HaystackSource {
     File,
 }
 
-impl Record {
+impl EvalRecord {
     /// The strings that an answer must hold.
     pub fn gold(&self) -> Vec<&str> {
         if WORD_TASKS.contains(&self.task.as_str()) {
@@ -65,7 +65,7 @@ impl Record {
 }
 
 /// 1 when `answer` holds every gold string of `record`, whatever the case; else 0.
-pub fn score(record: &Record, answer: &str) -> f64 {
+pub fn score(record: &EvalRecord, answer: &str) -> f64 {
     let answer = answer.to_lowercase();
     let right = record.gold().iter().all(|gold| answer.contains(&gold.to_lowercase()));
     f64::from(u8::from(right))
@@ -91,8 +91,8 @@ pub(super) fn of_line<T: DeserializeOwned>(line: &str) -> Result<T, String> {
 mod tests {
     use super::*;
 
-    fn of(task: &str, answer: &str) -> Record {
-        Record {
+    fn of(task: &str, answer: &str) -> EvalRecord {
+        EvalRecord {
             task: task.to_owned(),
             input_context: "c".to_owned(),
             input_query: "q".to_owned(),

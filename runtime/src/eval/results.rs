@@ -211,12 +211,12 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::{Seconds, answer::tests::answered};
+    use crate::eval::{AnswerSeconds, answer::tests::answered};
 
     #[test]
     fn seconds_to_encode_are_those_of_contexts_that_nobody_held() {
         let cached = |sample| Answer {
-            seconds: Seconds { encode: None, ..answered("vt", "dense", 1, true).seconds },
+            seconds: AnswerSeconds { encode: None, ..answered("vt", "dense", 1, true).seconds },
             ..answered("vt", "dense", sample, true)
         };
         let encode = |answers: &[Answer]| Results::of(answers, Scoring::Exact).blocks[0].methods[0].seconds.encode;

@@ -9,7 +9,7 @@ fn words(text: &str) -> usize {
     text.split_whitespace().count()
 }
 
-fn made(task: Task, tokens: usize, seed: u64) -> Record {
+fn made(task: Task, tokens: usize, seed: u64) -> EvalRecord {
     generate(task, tokens, seed, &words, None).unwrap()
 }
 
@@ -122,7 +122,7 @@ fn records_are_shaped_as_the_benchmarks_are() {
 }
 
 /// Key and value of every needle, in order.
-fn needles(record: &Record) -> Vec<(String, String)> {
+fn needles(record: &EvalRecord) -> Vec<(String, String)> {
     let start = "One of the special magic ";
     let body = record.input_context.split_once('\n').unwrap().1;
     body.match_indices(start)

@@ -15,7 +15,7 @@ const LONG_SECONDS: &[f64] = &[
     240.0, 320.0, 480.0, 640.0, 960.0, 1280.0, 1920.0, 2560.0,
 ];
 /// Buckets of prompt lengths.
-const TOKENS: &[f64] =
+const PROMPT_LENGTH_BUCKETS: &[f64] =
     &[128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 524288.0, 1048576.0];
 
 /// Every histogram: name, labels, buckets.
@@ -26,7 +26,7 @@ const HISTOGRAMS: &[(&str, &[&str], &[f64])] = &[
     (metric::REQUEST_PREFILL_TIME, &["method", "model"], LONG_SECONDS),
     (metric::REQUEST_DECODE_TIME, &["method", "model"], LONG_SECONDS),
     (metric::INTER_TOKEN_LATENCY, &["method", "model"], metric::PHASE2_SECONDS),
-    (metric::REQUEST_PROMPT_TOKENS, &["method", "model"], TOKENS),
+    (metric::REQUEST_PROMPT_TOKENS, &["method", "model"], PROMPT_LENGTH_BUCKETS),
     (metric::PHASE1_SHARD_ENCODE, &["host", "method"], LONG_SECONDS),
     (metric::PHASE2_STEP, &["host", "method"], metric::PHASE2_SECONDS),
     (metric::PHASE2_LAYER_WAIT, &["host", "method"], metric::PHASE2_SECONDS),
@@ -269,12 +269,12 @@ mod tests {
         }];
         let process = ProcessReading { resident_bytes: 4096, cpu_s: 1.0, threads: 3, computing: 1, gpu: None };
         let report = LinkReport { links, process, ..LinkReport::default() };
-        let told = Observation::Links { host: "gone-0".into(), report };
+        let reported = Observation::Links { host: "gone-0".into(), report };
         let gauges =
             ["kv_cache_bytes", "host_process_resident_memory_bytes", "host_process_threads", "transport_rtt_seconds"];
         for (health, up, there) in [("ready", 1, true), ("dead", 0, false), ("ready", 1, true)] {
             if there {
-                told.record();
+                reported.record();
             }
             metric::record_cluster(&host(health));
             let text = render();

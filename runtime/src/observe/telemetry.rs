@@ -60,8 +60,8 @@ pub fn start(cluster: &Cluster, instance: &str) -> Result<Option<Telemetry>, Cli
 impl Telemetry {
     /// Waits a little for the last spans to go out.
     pub fn flush(self) {
-        let (told, heard) = sync_channel(1);
-        if self.queue.try_send(Item::Flush(told)).is_ok() {
+        let (reported, heard) = sync_channel(1);
+        if self.queue.try_send(Item::Flush(reported)).is_ok() {
             let _ = heard.recv_timeout(FLUSH_WITHIN);
         }
     }
@@ -72,7 +72,7 @@ fn agent() -> Agent {
 }
 
 fn dropped(spans: usize) {
-    counter!(metric::SPANS_DROPPED, "host" => metric::SUPERVISOR).increment(spans as u64);
+    counter!(metric::SPANS_DROPPED, "host" => metric::SUPERVISOR_LABEL).increment(spans as u64);
 }
 
 struct Sender {
@@ -92,7 +92,7 @@ impl Sender {
             while let Some(item) = next.take() {
                 match item {
                     Item::Span(span) => spans.push(*span),
-                    Item::Flush(told) => flushed.push(told),
+                    Item::Flush(reported) => flushed.push(reported),
                 }
                 if spans.len() < most && flushed.is_empty() {
                     next = items.recv_timeout(due.saturating_duration_since(Instant::now())).ok();
@@ -101,9 +101,9 @@ impl Sender {
             if !spans.is_empty() {
                 is_lost = !self.send(&spans, is_lost);
             }
-            for told in flushed {
+            for reported in flushed {
                 // Who waited for it may be gone.
-                let _ = told.try_send(());
+                let _ = reported.try_send(());
             }
         }
     }

@@ -26,7 +26,7 @@ const VERSION: u32 = 3;
 pub struct Calibrated {
     version: u32,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineProfile,
     /// What ran on it.
     pub setup: CalibrationSetup,
     /// What came out.
@@ -35,7 +35,7 @@ pub struct Calibrated {
 
 /// A machine, as far as speed goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineProfile {
     /// Processor by name.
     pub processor: String,
     /// Cores.
@@ -59,7 +59,7 @@ pub struct CalibrationSetup {
     pub query_threads: usize,
 }
 
-impl Machine {
+impl MachineProfile {
     /// This one.
     pub fn here() -> Self {
         let described = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -78,7 +78,7 @@ impl Machine {
 
 impl CalibrationSetup {
     /// What `cluster` runs on the machine of its first context host here; on that of its first, if none is here.
-    pub fn of(cluster: &Cluster, model: &str, machine: &Machine) -> Self {
+    pub fn of(cluster: &Cluster, model: &str, machine: &MachineProfile) -> Self {
         let first = |role| {
             let here = local_hosts(cluster).into_iter().find(|host| host.role == role);
             here.or_else(|| cluster.with_role(role).next()).expect("a resolved cluster has context and query hosts")
@@ -109,7 +109,7 @@ pub fn path(data_dir: &Path) -> PathBuf {
 
 impl Calibrated {
     /// Of these speeds.
-    pub fn new(machine: Machine, setup: CalibrationSetup, speeds: Calibration) -> Self {
+    pub fn new(machine: MachineProfile, setup: CalibrationSetup, speeds: Calibration) -> Self {
         Self { version: VERSION, machine, setup, speeds }
     }
 
@@ -128,7 +128,7 @@ pub fn with_wire(
     (round_trip_s, wire_bytes_per_s): (f64, f64),
 ) -> Result<PathBuf, String> {
     let speeds = Calibration { round_trip_s, wire_bytes_per_s, ..find(cluster, model)? };
-    let (machine, path) = (Machine::here(), path(&cluster.data_dir));
+    let (machine, path) = (MachineProfile::here(), path(&cluster.data_dir));
     let calibrated = Calibrated::new(machine.clone(), CalibrationSetup::of(cluster, model, &machine), speeds);
     calibrated.save(&cluster.data_dir).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
@@ -145,22 +145,22 @@ pub fn find(cluster: &Cluster, model: &str) -> Result<Calibration, String> {
     };
     let found: Calibrated = serde_json::from_slice(&bytes)
         .map_err(|error| format!("the calibration {} is damaged ({error}): {NEXT}", path.display()))?;
-    let machine = Machine::here();
+    let machine = MachineProfile::here();
     let setup = CalibrationSetup::of(cluster, model, &machine);
     match found == Calibrated::new(machine, setup.clone(), found.speeds) {
         true => Ok(found.speeds),
         false => Err(format!(
             "calibrated for {}, and this is {}: {NEXT} again",
             found.setup.in_words(&found.machine),
-            setup.in_words(&Machine::here())
+            setup.in_words(&MachineProfile::here())
         )),
     }
 }
 
 impl CalibrationSetup {
-    fn in_words(&self, machine: &Machine) -> String {
+    fn in_words(&self, machine: &MachineProfile) -> String {
         let Self { model, dtype, context_hosts, threads_alone, threads, query_threads } = self;
-        let Machine { processor, cores } = machine;
+        let MachineProfile { processor, cores } = machine;
         format!(
             "{model} in {dtype:?} on {context_hosts} context hosts of {threads} threads ({threads_alone} alone) and a query host of {query_threads} on {cores} cores of {processor}"
         )
@@ -194,7 +194,7 @@ mod tests {
         let sample = include_str!("../../../cluster.toml");
         let cluster = resolve(sample);
         assert_eq!(find(&cluster, "a").unwrap_err(), "not calibrated: run `asterism bench calibrate`");
-        let machine = Machine::here();
+        let machine = MachineProfile::here();
         let setup = CalibrationSetup::of(&cluster, "a", &machine);
         assert_eq!(setup.context_hosts, 4);
         Calibrated::new(machine, setup, SPEEDS).save(&cluster.data_dir).unwrap();

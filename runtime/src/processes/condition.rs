@@ -36,22 +36,22 @@ struct Thread {
 /// The processes of a node's hosts.
 pub struct Watched {
     /// With the hosts that each is of.
-    processes: Vec<(Vec<String>, watch::Receiver<Option<Life>>)>,
+    processes: Vec<(Vec<String>, watch::Receiver<Option<ProcessLife>>)>,
     seen: HashMap<u64, (Reading, Condition)>,
 }
 
 impl Watched {
     /// None looked at yet.
-    pub fn new(processes: Vec<(Vec<String>, watch::Receiver<Option<Life>>)>) -> Self {
+    pub fn new(processes: Vec<(Vec<String>, watch::Receiver<Option<ProcessLife>>)>) -> Self {
         Self { processes, seen: HashMap::new() }
     }
 
     /// Looks at all of them; returns what is news of those that run.
     pub fn look(&mut self) -> Vec<HostMessage> {
-        let lives: Vec<(&[String], Life)> =
+        let lives: Vec<(&[String], ProcessLife)> =
             self.processes.iter().filter_map(|(hosts, life)| Some((&hosts[..], (*life.borrow())?))).collect();
         self.seen.retain(|start, _| lives.iter().any(|(_, life)| life.start == *start));
-        let news = lives.into_iter().filter_map(|(hosts, Life { start, pid })| {
+        let update = lives.into_iter().filter_map(|(hosts, ProcessLife { start, pid })| {
             let reading = Reading::of(pid)?;
             let last = self.seen.remove(&start);
             let condition = reading.judge(last.as_ref().map(|(before, _)| before));
@@ -63,7 +63,7 @@ impl Watched {
                 hosts.iter().map(seen).collect::<Vec<_>>()
             })
         });
-        news.flatten().collect()
+        update.flatten().collect()
     }
 }
 
@@ -154,7 +154,7 @@ fn fields(stat: &str) -> Option<impl Iterator<Item = &str>> {
 
 /// A process of one host or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct ProcessLife {
     /// Its number.
     pub start: u64,
     /// Its id.
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_process_that_is_stopped_and_goes_on_is_news_once_each() {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
-        let life = Life { start: 5, pid: child.id() };
+        let life = ProcessLife { start: 5, pid: child.id() };
         let (lives, seen) = watch::channel(None);
         let mut watched = Watched::new(vec![(vec!["c0".into()], seen)]);
         assert_eq!(watched.look(), [], "no process");
@@ -214,8 +214,8 @@ mod tests {
             while !watched.look().contains(&HostMessage::Seen { host: "c0".into(), start: 5, condition: wanted }) {
                 std::thread::yield_now();
             }
-            let busy = |news: &HostMessage| matches!(news, HostMessage::Seen { condition: Condition::Starved, .. });
-            watched.look().into_iter().filter(|news| !busy(news)).collect::<Vec<_>>()
+            let busy = |update: &HostMessage| matches!(update, HostMessage::Seen { condition: Condition::Starved, .. });
+            watched.look().into_iter().filter(|update| !busy(update)).collect::<Vec<_>>()
         };
         assert!(signal(life.pid, Signal::STOP));
         assert_eq!(next(Condition::Stopped), []);

@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use asterism_actors::cores::{self, Cores, Work};
+use asterism_actors::cores::{self, ComputeKind, Cores};
 use asterism_kernels::ThreadLimit;
 
 use crate::{
@@ -26,7 +26,7 @@ pub struct SharedCores {
     share: usize,
     limit: ThreadLimit,
     seats: Option<Seats>,
-    works: Mutex<Vec<Work>>,
+    works: Mutex<Vec<ComputeKind>>,
 }
 
 /// A file for each host of the node.
@@ -48,35 +48,37 @@ impl SharedCores {
         Self { cores, share, limit, seats: seats.ok(), works: Mutex::default() }
     }
 
-    fn works(&self) -> MutexGuard<'_, Vec<Work>> {
+    fn works(&self) -> MutexGuard<'_, Vec<ComputeKind>> {
         self.works.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Cores for SharedCores {
-    fn begin(&self, work: Work) {
+    fn begin(&self, work: ComputeKind) {
         let mut works = self.works();
-        if work == Work::Answering || !works.contains(&work) {
+        if work == ComputeKind::Answering || !works.contains(&work) {
             works.push(work);
         }
         let Some(seats) = &self.seats else { return };
         // Who looks at it holds it for a moment: then the next layer tries again.
         let _ = seats.own.try_lock();
         let others = match work {
-            Work::Encoding => seats.taken(|_| true),
+            ComputeKind::Encoding => seats.taken(|_| true),
             // A query host that generates waits for this.
-            Work::Answering if !works.contains(&Work::Encoding) => seats.taken(|role| role != Role::Query),
-            Work::Answering | Work::Generating => return,
+            ComputeKind::Answering if !works.contains(&ComputeKind::Encoding) => {
+                seats.taken(|role| role != Role::Query)
+            }
+            ComputeKind::Answering | ComputeKind::Generating => return,
         };
         self.limit.set(cores::threads(self.cores, self.share, others));
     }
 
-    fn end(&self, work: Work) {
+    fn end(&self, work: ComputeKind) {
         let mut works = self.works();
         if let Some(at) = works.iter().position(|other| *other == work) {
             works.swap_remove(at);
         }
-        if !works.iter().any(|work| matches!(work, Work::Encoding | Work::Answering)) {
+        if !works.iter().any(|work| matches!(work, ComputeKind::Encoding | ComputeKind::Answering)) {
             self.limit.set(self.share);
         }
         if works.is_empty()
@@ -141,40 +143,40 @@ mod tests {
         };
         let [one, two, query] = ["context-0", "context-1", "query-0"].map(of);
         assert_eq!([one.threads(), query.threads()], [2, 8]);
-        one.begin(Work::Encoding);
+        one.begin(ComputeKind::Encoding);
         assert_eq!(one.threads(), 8, "nobody else computes");
-        two.begin(Work::Encoding);
-        one.begin(Work::Encoding);
+        two.begin(ComputeKind::Encoding);
+        one.begin(ComputeKind::Encoding);
         assert_eq!([one.threads(), two.threads()], [4, 4]);
-        query.begin(Work::Generating);
-        one.begin(Work::Encoding);
+        query.begin(ComputeKind::Generating);
+        one.begin(ComputeKind::Encoding);
         assert_eq!([one.threads(), query.threads()], [2, 8]);
         // A process that dies leaves its cores.
         drop(two);
-        query.end(Work::Generating);
-        one.begin(Work::Encoding);
+        query.end(ComputeKind::Generating);
+        one.begin(ComputeKind::Encoding);
         assert_eq!(one.threads(), 8);
-        one.end(Work::Encoding);
+        one.end(ComputeKind::Encoding);
         assert_eq!(one.threads(), 2, "its share, for small questions");
         // For large ones what other context hosts leave: the query host waits meanwhile.
         let [two, query] = ["context-1", "query-0"].map(of);
-        query.begin(Work::Generating);
-        one.begin(Work::Answering);
+        query.begin(ComputeKind::Generating);
+        one.begin(ComputeKind::Answering);
         assert_eq!(one.threads(), 8);
-        two.begin(Work::Answering);
-        one.begin(Work::Answering);
-        one.end(Work::Answering);
+        two.begin(ComputeKind::Answering);
+        one.begin(ComputeKind::Answering);
+        one.end(ComputeKind::Answering);
         assert_eq!([one.threads(), two.threads()], [4, 4], "another answer goes on");
-        one.begin(Work::Encoding);
-        one.end(Work::Answering);
+        one.begin(ComputeKind::Encoding);
+        one.end(ComputeKind::Answering);
         assert_eq!(one.threads(), 2, "encoding goes on, beside two others");
-        one.end(Work::Encoding);
+        one.end(ComputeKind::Encoding);
         assert_eq!(one.threads(), 2);
         // What the file says of a host's threads holds.
         cluster.hosts[0].threads = Some(3);
         let host = cluster.host("context-0").unwrap();
         let fixed = SharedCores::new(&cluster, host, 8, ThreadLimit::new(3));
-        fixed.begin(Work::Encoding);
+        fixed.begin(ComputeKind::Encoding);
         assert_eq!(fixed.threads(), 3);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
 use asterism_kernels::{Backend, Cpu};
-use asterism_models::{ModelConfig, ModelDigest, ModelError, Parts, SharedWeights, Tokenizer};
+use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, SharedWeights, Tokenizer};
 
 use crate::{
     cluster::{
@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[cfg(feature = "cuda")]
-use asterism_actors::{cores::Work, messages::GpuMemory};
+use asterism_actors::{cores::ComputeKind, messages::GpuMemory};
 
 /// What a host process computes with.
 pub struct DeviceSetup {
@@ -31,16 +31,16 @@ pub struct DeviceSetup {
     /// Cores of this machine.
     pub cores: usize,
     /// What it loads of the model.
-    pub parts: Parts,
+    pub parts: DecoderParts,
     /// What hosts of its process have loaded.
     pub weights: ProcessWeights,
 }
 
 /// What a host of this role loads of the model, or may come to load when it takes over another's work.
-pub fn parts(role: Role, recovery: Recovery) -> Parts {
+pub fn parts(role: Role, recovery: Recovery) -> DecoderParts {
     match (role, recovery) {
-        (Role::Context, Recovery::Spare | Recovery::Fail) => Parts::Context,
-        _ => Parts::All,
+        (Role::Context, Recovery::Spare | Recovery::Fail) => DecoderParts::Context,
+        _ => DecoderParts::All,
     }
 }
 
@@ -48,7 +48,10 @@ pub fn parts(role: Role, recovery: Recovery) -> Parts {
 /// weights would be kept for it.
 fn takes_head_later(setup: &DeviceSetup) -> bool {
     let DeviceSetup { cluster, host, parts, .. } = setup;
-    host.role != Role::Query && *parts == Parts::All && host.device == Device::Cpu && cluster.model.random.is_none()
+    host.role != Role::Query
+        && *parts == DecoderParts::All
+        && host.device == Device::Cpu
+        && cluster.model.random.is_none()
 }
 
 /// The weights of the hosts of one process: those of one device that compute alike have them once.
@@ -98,7 +101,7 @@ impl Numbers {
     }
 
     /// Bytes that `parts` of a model of this shape take.
-    pub fn weight_bytes(self, shape: &ModelConfig, parts: Parts) -> u64 {
+    pub fn weight_bytes(self, shape: &ModelConfig, parts: DecoderParts) -> u64 {
         shape.weight_bytes(
             parts,
             (crate::processes::checkpoint::dtype(self.dtype), self.linear == Some(LinearType::Fp8)),
@@ -112,7 +115,7 @@ pub fn weight_bytes(cluster: &Cluster, host: &Host, shape: &ModelConfig) -> u64 
         return 0;
     }
     let loaded = |parts| cluster.with_weights_of(host).any(|other| self::parts(other.role, cluster.recovery) == parts);
-    let parts = if loaded(Parts::All) { Parts::All } else { Parts::Context };
+    let parts = if loaded(DecoderParts::All) { DecoderParts::All } else { DecoderParts::Context };
     Numbers::of(&cluster.model).weight_bytes(shape, parts)
 }
 
@@ -194,9 +197,9 @@ struct OwnGpu(asterism_kernels::cuda::Gauge);
 
 #[cfg(feature = "cuda")]
 impl Cores for OwnGpu {
-    fn begin(&self, _: Work) {}
+    fn begin(&self, _: ComputeKind) {}
 
-    fn end(&self, _: Work) {}
+    fn end(&self, _: ComputeKind) {}
 
     fn threads(&self) -> usize {
         0
@@ -245,7 +248,7 @@ fn loader<B: Backend>(
         room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
         let Cluster { model, data_dir, .. } = &setup.cluster;
         let later = takes_head_later(&setup);
-        let parts = if later { Parts::Context } else { setup.parts };
+        let parts = if later { DecoderParts::Context } else { setup.parts };
         let (decoder, digest) = std::thread::scope(|scope| {
             let hashed = scope.spawn(|| crate::processes::checkpoint::weights_digest(&checkpoint, model, data_dir));
             let decoder = loading.decoder(Arc::new(backend), &checkpoint, parts);
@@ -282,7 +285,7 @@ mod tests {
     fn weights_are_counted_as_they_are_loaded() {
         let checkpoint = Checkpoint::embedded().unwrap();
         let shape = checkpoint.config();
-        let [context, all] = [Parts::Context, Parts::All]
+        let [context, all] = [DecoderParts::Context, DecoderParts::All]
             .map(|parts| Numbers { dtype: DType::F32, linear: None }.weight_bytes(shape, parts));
         let counted = |recovery: &str, process: &str| {
             let cluster = cluster("", recovery, process);
@@ -315,17 +318,17 @@ mod tests {
             let before = loading.loaded();
             (before, loading.decoder(Arc::new(cpu), &checkpoint, parts).unwrap())
         };
-        let (first, context) = load(DType::F32, Parts::Context);
-        let (second, query) = load(DType::F32, Parts::Query);
-        let (third, other) = load(DType::F32, Parts::Context);
-        let (fourth, rounded) = load(DType::Bf16, Parts::Context);
-        assert_eq!([first, second, third, fourth], [None, Some(Parts::Context), Some(Parts::All), None]);
+        let (first, context) = load(DType::F32, DecoderParts::Context);
+        let (second, query) = load(DType::F32, DecoderParts::Query);
+        let (third, other) = load(DType::F32, DecoderParts::Context);
+        let (fourth, rounded) = load(DType::Bf16, DecoderParts::Context);
+        assert_eq!([first, second, third, fourth], [None, Some(DecoderParts::Context), Some(DecoderParts::All), None]);
         assert!(context.shares_weights(&query) && other.shares_weights(&query) && !rounded.shares_weights(&query));
         let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap());
         assert!(logits(&context).is_err(), "a context host has no head");
         drop(context);
         let alone = crate::processes::checkpoint::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
-        let alone = Decoder::load(Arc::new(alone), &checkpoint, Parts::All).unwrap();
+        let alone = Decoder::load(Arc::new(alone), &checkpoint, DecoderParts::All).unwrap();
         assert!(!alone.shares_weights(&query));
         assert_eq!(logits(&query).unwrap(), logits(&alone).unwrap());
     }

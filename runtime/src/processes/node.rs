@@ -25,11 +25,11 @@ use crate::{
     cluster::{Cluster, Host},
     data_dir::{self, private, start_file::StartFile},
     error::CliError,
-    processes::condition::Life,
+    processes::condition::ProcessLife,
 };
 pub use process::{ChildEnd, Process, signal};
 pub use state::{Ending, Fate, Restarts};
-pub use tie::Tie;
+pub use tie::SupervisorTie;
 
 /// A host joins before it loads its model: its attempts to join end by themselves after ten seconds.
 const JOIN_WITHIN: Duration = Duration::from_secs(30);
@@ -81,16 +81,16 @@ impl Launch {
 
 /// The running hosts of a node.
 pub struct NodeAgent {
-    processes: Vec<Kept>,
+    processes: Vec<KeptProcess>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     running: watch::Sender<usize>,
 }
 
 /// A process that is kept running.
-struct Kept {
+struct KeptProcess {
     hosts: Vec<String>,
     orders: mpsc::UnboundedSender<Command>,
-    life: watch::Receiver<Option<Life>>,
+    life: watch::Receiver<Option<ProcessLife>>,
     task: JoinHandle<()>,
 }
 
@@ -114,13 +114,13 @@ impl Orders {
 }
 
 /// Everything a process's keeper works with.
-struct Keeper {
+struct ProcessKeeper {
     hosts: Vec<String>,
     log: PathBuf,
     launch: Launch,
     starts: Arc<Starts>,
     orders: mpsc::UnboundedReceiver<Command>,
-    life: watch::Sender<Option<Life>>,
+    life: watch::Sender<Option<ProcessLife>>,
     exits: mpsc::UnboundedSender<HostExit>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     origin: Instant,
@@ -141,7 +141,7 @@ impl NodeAgent {
             let _ = fs::remove_file(&log);
             let (orders, ordered) = mpsc::unbounded_channel();
             let (life, seen) = watch::channel(None);
-            let keeper = Keeper {
+            let keeper = ProcessKeeper {
                 hosts: hosts.clone(),
                 log,
                 launch: launch.clone(),
@@ -158,7 +158,7 @@ impl NodeAgent {
                 keeper.keep().await;
                 running.send_modify(|running| *running -= 1);
             });
-            kept.push(Kept { hosts, orders, life: seen, task });
+            kept.push(KeptProcess { hosts, orders, life: seen, task });
         }
         (Self { processes: kept, given_up, running }, ended)
     }
@@ -166,13 +166,13 @@ impl NodeAgent {
     /// Where kills are ordered.
     pub fn orders(&self) -> Orders {
         let of_process =
-            |kept: &Kept| kept.hosts.iter().map(|host| (host.clone(), kept.orders.clone())).collect::<Vec<_>>();
+            |kept: &KeptProcess| kept.hosts.iter().map(|host| (host.clone(), kept.orders.clone())).collect::<Vec<_>>();
         Orders(self.processes.iter().flat_map(of_process).collect())
     }
 
     /// The processes of those of its hosts that `which` names, to be looked at.
     pub fn watched(&self, which: impl Fn(&str) -> bool) -> Watched {
-        let of_process = |kept: &Kept| {
+        let of_process = |kept: &KeptProcess| {
             let hosts: Vec<String> = kept.hosts.iter().filter(|host| which(host)).cloned().collect();
             (!hosts.is_empty()).then(|| (hosts, kept.life.clone()))
         };
@@ -181,7 +181,7 @@ impl NodeAgent {
 
     /// Process ids by host.
     pub fn pids(&self) -> BTreeMap<String, u32> {
-        let of_process = |kept: &Kept| {
+        let of_process = |kept: &KeptProcess| {
             let life = *kept.life.borrow();
             kept.hosts.iter().filter_map(|host| Some((host.clone(), life?.pid))).collect::<Vec<_>>()
         };
@@ -222,7 +222,7 @@ fn by_process<'a>(hosts: &[&'a Host]) -> Vec<(&'a str, Vec<String>)> {
     processes
 }
 
-impl Keeper {
+impl ProcessKeeper {
     /// Starts the process again and again until it is done, given up, or told to stop.
     async fn keep(mut self) {
         loop {
@@ -256,7 +256,7 @@ impl Keeper {
             Ok(process) => process,
             Err(error) => return (ChildEnd::failed(format!("its process cannot be started: {error}")), false),
         };
-        self.life.send_replace(process.pid().map(|pid| Life { start, pid }));
+        self.life.send_replace(process.pid().map(|pid| ProcessLife { start, pid }));
         tracing::debug!(hosts = self.hosts.join(", "), start, pid = process.pid(), "started");
         let (mut report, limit) = (process.report(), self.launch.join_within);
         loop {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// How often readiness is looked at.
-const POLL: Duration = Duration::from_millis(50);
+const READINESS_POLL: Duration = Duration::from_millis(50);
 
 /// What is waited for, and for how long.
 pub struct Wait<'a> {
@@ -53,7 +53,7 @@ impl Wait<'_> {
                     None => untested(&status, age),
                 });
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(READINESS_POLL).await;
         }
     }
 
@@ -68,9 +68,9 @@ impl Wait<'_> {
 
 /// That hosts are there and their self-test has not ended.
 fn untested(status: &ClusterStatus, age: Duration) -> CliError {
-    let said = status.self_test.iter().flat_map(|test| [&test.doing, &test.cause]).flatten().next();
-    let said = said.map(|said| format!(": {said}")).unwrap_or_default();
-    CliError::unreachable(format!("the self-test has not passed after {:.1} s{said}", age.as_secs_f64()))
+    let stated = status.self_test.iter().flat_map(|test| [&test.doing, &test.cause]).flatten().next();
+    let stated = stated.map(|stated| format!(": {stated}")).unwrap_or_default();
+    CliError::unreachable(format!("the self-test has not passed after {:.1} s{stated}", age.as_secs_f64()))
         .hint("`asterism up` again, with --timeout SECONDS if it needs longer")
 }
 

@@ -15,12 +15,12 @@ use crate::{
     api::{
         admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
         http::body::intake::Intake,
-        openai::{self, ApiState, Keys, Open, Store},
+        openai::{self, ApiKeys, ApiState, Open, Store},
         secrets,
     },
     certificates::{credentials, joining, members, rotation},
     cluster::Cluster,
-    data_dir::{self, Seat},
+    data_dir::{self, LockRole},
     error::CliError,
     processes::wiring,
 };
@@ -30,7 +30,7 @@ use client_threads::ClientThreads;
 const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A running supervisor.
-pub struct Service {
+pub struct SupervisorService {
     /// Its actor.
     pub supervisor: Supervisor,
     /// Who serves the cluster, as other commands find it.
@@ -48,7 +48,7 @@ struct Ground {
     store: RedbStore,
 }
 
-impl Service {
+impl SupervisorService {
     /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
     /// takes nothing it waits for it, and calls `waits` with the cause every second.
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
@@ -119,7 +119,7 @@ async fn open_api(
     cluster: &Cluster,
     (supervisor, intake): (&Supervisor, Intake),
     (store, runtime): (Option<Arc<Store>>, Handle),
-    (keys, tls): (Option<Keys>, Option<ServerConfig>),
+    (keys, tls): (Option<ApiKeys>, Option<ServerConfig>),
 ) -> Result<Option<Server>, CliError> {
     let (Some(api), Some(store)) = (&cluster.api, store) else { return Ok(None) };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -139,7 +139,7 @@ async fn open_api(
 
 impl Ground {
     fn take(cluster: &Cluster) -> Result<Self, CliError> {
-        let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
+        let lock = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?;
         credentials::found(cluster)?;
         credentials::provide(cluster, [members::SUPERVISOR])?;
         let store = wiring::journal(cluster)?;
@@ -148,23 +148,23 @@ impl Ground {
 
     async fn awaited(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let mut listener = None;
-        let said = Cause::default();
+        let stated = Cause::default();
         let taken = loop {
             let error = match Self::take(cluster) {
                 Err(error) if error.may_pass => error,
                 taken => break taken,
             };
-            let news = {
-                let mut said = said.write().unwrap_or_else(PoisonError::into_inner);
-                std::mem::replace(&mut *said, error.message.clone()) != error.message
+            let update = {
+                let mut stated = stated.write().unwrap_or_else(PoisonError::into_inner);
+                std::mem::replace(&mut *stated, error.message.clone()) != error.message
             };
-            if news {
+            if update {
                 tracing::error!(%error, "waits for the disk");
             }
             if listener.is_none() {
                 // An address that is taken is told when it is needed.
                 listener = secrets::admin_tls(cluster)
-                    .and_then(|tls| http::wait(cluster.admin_listen, tls, said.clone()))
+                    .and_then(|tls| http::wait(cluster.admin_listen, tls, stated.clone()))
                     .ok();
             }
             waits(&error);

@@ -11,12 +11,12 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
 };
 
-use asterism_models::{Render, RenderOptions, Rendered, TemplateRefusal, TemplateSource, Turn};
+use asterism_models::{ChatTurn, Render, RenderOptions, Rendered, TemplateRefusal, TemplateSource};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::error::{CliError, Exit};
-pub(crate) use message::{MEMORY, MEMORY_A_BYTE, VERB, write};
-use resident::{Ended, Resident};
+pub(crate) use message::{MEMORY_A_BYTE, RENDERER_MEMORY_BYTES, VERB, write};
+use resident::{RenderFailure, Resident};
 
 /// Processes that render at a time.
 const MOST_PROCESSES: usize = 2;
@@ -43,15 +43,15 @@ struct Processes {
 }
 
 impl Render for Apart {
-    fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
+    fn render(&self, turns: &[ChatTurn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
         let asked = serde_json::to_vec(&(turns, options)).expect("plain values are JSON");
         let place = self.place();
         let idle = self.processes().idle.pop();
         let (process, answer) = match idle.map(|mut process| (process.ask(&asked), process)) {
             Some((Ok(answer), process)) => (process, answer),
-            Some((Err(Ended::Limit(limit)), _)) => return Err(TemplateRefusal::Limit(limit)),
+            Some((Err(RenderFailure::Limit(limit)), _)) => return Err(TemplateRefusal::Limit(limit)),
             // One that died while nobody asked it is no fault of this conversation.
-            Some((Err(Ended::Otherwise(_)), _)) | None => self.anew(&asked)?,
+            Some((Err(RenderFailure::Otherwise(_)), _)) | None => self.anew(&asked)?,
         };
         drop(asked);
         let read = serde_json::from_slice(&answer);
@@ -69,17 +69,17 @@ impl Apart {
         let mut process = Resident::start(&source).map_err(|error| failed(error.to_string()))?;
         match process.ask(asked) {
             Ok(answer) => Ok((process, answer)),
-            Err(Ended::Limit(limit)) => Err(TemplateRefusal::Limit(limit)),
-            Err(Ended::Otherwise(cause)) => Err(failed(cause)),
+            Err(RenderFailure::Limit(limit)) => Err(TemplateRefusal::Limit(limit)),
+            Err(RenderFailure::Otherwise(cause)) => Err(failed(cause)),
         }
     }
 
     /// Waits until few enough are asked.
-    fn place(&self) -> Place<'_> {
+    fn place(&self) -> RenderSlot<'_> {
         let full = |processes: &mut Processes| processes.busy >= MOST_PROCESSES;
         let waited = self.freed.wait_while(self.processes(), full);
         waited.unwrap_or_else(PoisonError::into_inner).busy += 1;
-        Place(self)
+        RenderSlot(self)
     }
 
     fn processes(&self) -> std::sync::MutexGuard<'_, Processes> {
@@ -88,9 +88,9 @@ impl Apart {
 }
 
 /// The right to ask a process.
-struct Place<'a>(&'a Apart);
+struct RenderSlot<'a>(&'a Apart);
 
-impl Drop for Place<'_> {
+impl Drop for RenderSlot<'_> {
     fn drop(&mut self) {
         self.0.processes().busy -= 1;
         self.0.freed.notify_one();
@@ -105,7 +105,8 @@ pub fn answer() -> Result<Exit, CliError> {
     let Some(source) = read(&mut input).map_err(failed)? else { return Ok(Exit::Success) };
     let source: TemplateSource = serde_json::from_slice(&source).map_err(CliError::usage)?;
     while let Some(asked) = read(&mut input).map_err(failed)? {
-        let (turns, options): (Vec<Turn>, RenderOptions) = serde_json::from_slice(&asked).map_err(CliError::usage)?;
+        let (turns, options): (Vec<ChatTurn>, RenderOptions) =
+            serde_json::from_slice(&asked).map_err(CliError::usage)?;
         drop(asked);
         let answer = serde_json::to_vec(&source.render(&turns, &options)).expect("plain values are JSON");
         write(&mut output, &answer).map_err(failed)?;
@@ -124,7 +125,7 @@ fn read(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     if length > MOST_ASKED {
         return Err(io::Error::other(format!("asked with {length} bytes, expected at most {MOST_ASKED}")));
     }
-    limit(Resource::As, MEMORY + MEMORY_A_BYTE * length)?;
+    limit(Resource::As, RENDERER_MEMORY_BYTES + MEMORY_A_BYTE * length)?;
     let mut bytes = vec![0; length as usize];
     input.read_exact(&mut bytes)?;
     Ok(Some(bytes))

@@ -15,21 +15,21 @@ use crate::{
     observe::metrics,
     processes::{
         local_hosts,
-        node::{Launch, NodeAgent, Tie},
+        node::{Launch, NodeAgent, SupervisorTie},
         readiness::Wait,
-        service::Service,
+        service::SupervisorService,
         wiring::runtime,
     },
 };
 
 /// How long hosts may take to end by themselves.
-const GRACE: Duration = Duration::from_secs(3);
+const TEMPORARY_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A running temporary cluster. Dropping it without [`TemporaryCluster::stop`] ends its processes all the same.
 pub struct TemporaryCluster {
     runtime: Runtime,
     cluster: Cluster,
-    service: Service,
+    service: SupervisorService,
     agent: NodeAgent,
     _folder: TempDir,
 }
@@ -65,14 +65,18 @@ impl TemporaryCluster {
     }
 }
 
-async fn serve(cluster: &Cluster, file: StartFile, limit: Duration) -> Result<(Service, NodeAgent), CliError> {
+async fn serve(
+    cluster: &Cluster,
+    file: StartFile,
+    limit: Duration,
+) -> Result<(SupervisorService, NodeAgent), CliError> {
     metrics::install();
-    let service = Service::start(cluster, |error| tracing::error!(%error, "waits")).await?;
+    let service = SupervisorService::start(cluster, |error| tracing::error!(%error, "waits")).await?;
     let hosts = local_hosts(cluster);
     credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-    tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?.hold());
+    tokio::spawn(SupervisorTie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?.hold());
     let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);
     match (Wait { cluster, agent: &agent, limit }).ready(look, |_, _| ()).await {
         Ok(_) => Ok((service, agent)),
@@ -83,9 +87,9 @@ async fn serve(cluster: &Cluster, file: StartFile, limit: Duration) -> Result<(S
     }
 }
 
-async fn stop(service: Service, agent: NodeAgent) {
+async fn stop(service: SupervisorService, agent: NodeAgent) {
     service.stop().await;
-    agent.stop(GRACE).await;
+    agent.stop(TEMPORARY_STOP_TIMEOUT).await;
 }
 
 /// Sections whose relative paths were meant for another folder have absolute ones already.

@@ -18,7 +18,7 @@ use asterism_actors::{
     api::Role,
     messages::{Condition, HostRole},
     metric::{self},
-    node::{self, Look, NodeLink},
+    node::{self, NodeLink, NodeView},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, scheduling},
     tally::Tally,
@@ -27,7 +27,7 @@ use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwor
 use futures_util::future::try_join_all;
 
 use crate::{
-    api::admin::door::Door,
+    api::admin::door::PeerRefusals,
     certificates::{credentials, members},
     cluster::{
         Cluster, Host,
@@ -57,10 +57,10 @@ pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
 pub async fn start_supervisor(
     cluster: &Cluster,
     store: RedbStore,
-) -> Result<(Supervisor, SocketAddr, Arc<Door>), CliError> {
+) -> Result<(Supervisor, SocketAddr, Arc<PeerRefusals>), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
     model.config.notes.iter().for_each(|note| tracing::warn!("{note}"));
-    let door = Door::new(cluster, QUIC);
+    let door = PeerRefusals::new(cluster, QUIC);
     let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let config = supervisor_config(cluster, &model);
@@ -213,7 +213,7 @@ async fn run_host(
 }
 
 /// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever; says what `look` finds.
-pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) -> Result<NodeLink, CliError> {
+pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: NodeView) -> Result<NodeLink, CliError> {
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);

@@ -48,8 +48,8 @@ fn a_body_by_halves_ends_with_408() {
     ];
     let streams = halves.map(|half| sent(&cluster, half.as_bytes()));
     for stream in streams {
-        let said = answer(stream);
-        assert!(said.contains(" 408 "), "{said}");
+        let printed = answer(stream);
+        assert!(printed.contains(" 408 "), "{printed}");
     }
     assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     is_alive(&cluster);

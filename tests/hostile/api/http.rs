@@ -30,7 +30,7 @@ fn send(cluster: &Cluster, method: &str, path: &str, headers: &[(&str, &str)], b
 }
 
 /// Status, name of the request, and body.
-fn told(answer: Response<Body>) -> (u16, String, Value) {
+fn reported(answer: Response<Body>) -> (u16, String, Value) {
     let id = answer.headers().get("x-request-id").map(|id| id.to_str().expect("plain").to_owned());
     let (status, text) = (answer.status().as_u16(), answer.into_body().read_to_string().expect("UTF-8"));
     (status, id.expect("every answer has it"), serde_json::from_str(&text).unwrap_or(Value::String(text)))
@@ -42,13 +42,14 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 fn every_answer_repeats_the_requests_name() {
     let cluster = cluster();
     for path in ["/livez", "/readyz", "/metrics", "/api/v1/jobs", "/api/v1/nothing", "/nothing"] {
-        let (_, own, body) = told(send(&cluster, "GET", path, &[("x-request-id", "trace-1:a")], ""));
-        let (_, made, _) = told(send(&cluster, "GET", path, &[("x-request-id", "not sane\u{9}")], ""));
+        let (_, own, body) = reported(send(&cluster, "GET", path, &[("x-request-id", "trace-1:a")], ""));
+        let (_, made, _) = reported(send(&cluster, "GET", path, &[("x-request-id", "not sane\u{9}")], ""));
         assert_eq!((own.as_str(), made.starts_with("req-")), ("trace-1:a", true), "{path}");
         assert!(body["error"].is_null() || body["error"]["request_id"] == "trace-1:a", "{path}: {body}");
     }
     let request = json!({"context": "The whale is white. ".repeat(30), "query": "?", "max_tokens": 1}).to_string();
-    let (status, _, job) = told(send(&cluster, "POST", "/api/v1/jobs", &[JSON, ("x-request-id", "mine-7")], &request));
+    let (status, _, job) =
+        reported(send(&cluster, "POST", "/api/v1/jobs", &[JSON, ("x-request-id", "mine-7")], &request));
     assert_eq!(status, 202, "{job}");
     let log = fs::read_to_string(cluster.folder().join("data/logs/supervisor.log")).expect("a log");
     let line = log.lines().find(|line| line.contains("mine-7")).expect("a line of the request");
@@ -81,7 +82,7 @@ fn refusals_name_what_is_at_fault() {
         ("POST", "/api/v1/sessions/moby/extend", Some(JSON), "", 400, Some("ttl_s")),
     ];
     for (method, path, kind, body, expected, param) in cases {
-        let (status, _, answer) = told(send(&cluster, method, path, kind.as_slice(), body));
+        let (status, _, answer) = reported(send(&cluster, method, path, kind.as_slice(), body));
         let error = &answer["error"];
         assert_eq!((status, error["param"].as_str()), (expected, param), "{method} {path} {body}: {answer}");
         assert!(status != 415 || error["message"].as_str().is_some_and(|m| m.contains("application/json")), "{answer}");
@@ -102,7 +103,7 @@ fn another_sites_page_reaches_nothing_in_a_browser() {
         for (method, path) in
             [("POST", "/api/v1/shutdown"), ("GET", "/api/v1/jobs"), ("POST", "/api/v1/hosts/context-0/cordon")]
         {
-            let (status, _, answer) = told(send(&cluster, method, path, page, ""));
+            let (status, _, answer) = reported(send(&cluster, method, path, page, ""));
             assert_eq!(
                 (status, answer["error"]["code"].as_str()),
                 (403, Some("cross_origin")),
@@ -112,7 +113,7 @@ fn another_sites_page_reaches_nothing_in_a_browser() {
     }
     let own = cluster.server();
     let page = [("origin", own.as_str()), ("sec-fetch-site", "same-origin")];
-    let (status, _, hosts) = told(send(&cluster, "GET", "/api/v1/hosts", &page, ""));
+    let (status, _, hosts) = reported(send(&cluster, "GET", "/api/v1/hosts", &page, ""));
     assert_eq!((status, hosts[0]["scheduling"].as_str()), (200, Some("open")), "{hosts}");
     for path in ["/", "/console.css", "/console.js"] {
         let answer = send(&cluster, "GET", path, &[], "");
@@ -121,7 +122,7 @@ fn another_sites_page_reaches_nothing_in_a_browser() {
         assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{path}: {policy}");
     }
     for path in ["/console.html", "/console/../cluster.toml", "/..%2f..%2fetc/passwd", "/console.js/"] {
-        assert_eq!(told(send(&cluster, "GET", path, &[], "")).0, 404, "{path}");
+        assert_eq!(reported(send(&cluster, "GET", path, &[], "")).0, 404, "{path}");
     }
 }
 
@@ -129,10 +130,10 @@ fn another_sites_page_reaches_nothing_in_a_browser() {
 fn a_remedy_is_told_once() {
     let cluster = cluster();
     for (command, list) in [("job", "job list"), ("session", "session list"), ("host", "host list")] {
-        let said = cluster.run(&[command, if command == "job" { "status" } else { "show" }, "nobody"]);
-        assert_eq!(said.status.code(), Some(5));
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert_eq!(said.matches(list).count(), 1, "{said}");
+        let printed = cluster.run(&[command, if command == "job" { "status" } else { "show" }, "nobody"]);
+        assert_eq!(printed.status.code(), Some(5));
+        let printed = String::from_utf8_lossy(&printed.stderr).into_owned();
+        assert_eq!(printed.matches(list).count(), 1, "{printed}");
     }
 }
 
@@ -142,12 +143,12 @@ fn lists_are_cut_and_filtered_newest_first() {
     let context = "The whale is white. ".repeat(30);
     for at in 0..3 {
         let request = json!({"id": format!("n-{at}"), "context": context, "query": "?", "max_tokens": 1}).to_string();
-        assert_eq!(told(send(&cluster, "POST", "/api/v1/jobs", &[JSON], &request)).0, 202);
+        assert_eq!(reported(send(&cluster, "POST", "/api/v1/jobs", &[JSON], &request)).0, 202);
         let session = json!({"name": format!("s-{at}"), "context": context}).to_string();
-        assert_eq!(told(send(&cluster, "POST", "/api/v1/sessions", &[JSON], &session)).0, 202);
+        assert_eq!(reported(send(&cluster, "POST", "/api/v1/sessions", &[JSON], &session)).0, 202);
     }
     let names = |path: &str, key: &str| -> Vec<String> {
-        let (_, _, list) = told(send(&cluster, "GET", path, &[], ""));
+        let (_, _, list) = reported(send(&cluster, "GET", path, &[], ""));
         list.as_array().expect("a list").iter().map(|entry| entry[key].as_str().expect("a name").to_owned()).collect()
     };
     assert_eq!(names("/api/v1/jobs?limit=2", "id"), ["n-2", "n-1"]);
@@ -175,10 +176,10 @@ fn a_command_for_another_cluster_is_not_carried_out() {
     fs::write(&file, other.replace("admin_listen = \"127.0.0.1:0\"", &admin)).expect("a file");
     for arguments in [&["status"][..], &["job", "list"], &["session", "drop", "s"]] {
         let mut command = std::process::Command::new(BINARY);
-        let said =
+        let printed =
             command.args(arguments).arg("-f").arg(&file).env_remove("ASTERISM_SERVER").output().expect("it runs");
-        let words = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert_eq!(said.status.code(), Some(3), "{arguments:?}: {words}");
+        let words = String::from_utf8_lossy(&printed.stderr).into_owned();
+        assert_eq!(printed.status.code(), Some(3), "{arguments:?}: {words}");
         assert!(words.contains("this is cluster 'scenario', and the request is for cluster 'other'"), "{words}");
     }
     assert!(cluster.run(&["status"]).status.success());

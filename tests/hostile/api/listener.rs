@@ -186,17 +186,17 @@ fn with_a_certificate_the_api_speaks_tls_alone() {
     let identity = authority.issue(MemberRole::Supervisor, "api", validity).expect("a certificate");
     let (cert, key) = (cluster.folder().join("api.pem"), cluster.folder().join("api.key"));
     let missing = cluster.run(&["validate"]);
-    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
-    assert!(missing.status.code() == Some(2) && said.contains("api.pem: No such file"), "{said}");
+    let printed = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(missing.status.code() == Some(2) && printed.contains("api.pem: No such file"), "{printed}");
     fs::write(cert, &identity.certificate).and_then(|()| fs::write(&key, &identity.key)).expect("files");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("a mode");
     let open = cluster.run(&["validate"]);
-    let said = String::from_utf8_lossy(&open.stderr).into_owned();
-    assert!(open.status.code() == Some(2) && said.contains("mode 0644"), "{said}");
+    let printed = String::from_utf8_lossy(&open.stderr).into_owned();
+    assert!(open.status.code() == Some(2) && printed.contains("mode 0644"), "{printed}");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a mode");
     let up = cluster.run(&["up", "--detach"]);
-    let said = String::from_utf8_lossy(&up.stderr).into_owned();
-    assert!(up.status.success() && said.contains("https://"), "{said}");
+    let printed = String::from_utf8_lossy(&up.stderr).into_owned();
+    assert!(up.status.success() && printed.contains("https://"), "{printed}");
 
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.certificate().as_bytes()).expect("a certificate");
@@ -215,9 +215,9 @@ fn with_a_certificate_the_api_speaks_tls_alone() {
     assert_eq!((status, answer["usage"]["completion_tokens"].as_u64()), (200, Some(4)), "{answer}");
     // Plain HTTP is no handshake.
     let mut plain = sent_plain(&cluster);
-    let mut said = Vec::new();
-    let _ = plain.read_to_end(&mut said);
-    assert!(!said.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&said));
+    let mut printed = Vec::new();
+    let _ = plain.read_to_end(&mut printed);
+    assert!(!printed.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&printed));
     let mut long = question(8000);
     long["stream"] = json!(true);
     let mut streamed = sent(&long);
@@ -263,8 +263,8 @@ fn with_a_certificate_the_admin_api_speaks_tls_alone() {
     let (mine, other) = (made(), made());
     put(&mine);
     let up = cluster.run(&["up", "--detach"]);
-    let said = String::from_utf8_lossy(&up.stderr).into_owned();
-    assert!(up.status.success() && said.contains("admin API https://"), "{said}");
+    let printed = String::from_utf8_lossy(&up.stderr).into_owned();
+    assert!(up.status.success() && printed.contains("admin API https://"), "{printed}");
     // Progress and tokens come over a stream.
     let job = cluster.run(&[
         "job",
@@ -292,8 +292,8 @@ fn with_a_certificate_the_admin_api_speaks_tls_alone() {
 
     put(&other);
     let stranger = cluster.run(&["status"]);
-    let said = String::from_utf8_lossy(&stranger.stderr).into_owned();
-    assert!(stranger.status.code() == Some(6) && said.contains("does not prove who it is"), "{said}");
+    let printed = String::from_utf8_lossy(&stranger.stderr).into_owned();
+    assert!(stranger.status.code() == Some(6) && printed.contains("does not prove who it is"), "{printed}");
     let authority = cluster.run(&["status", "--server", &format!("https://{admin}"), "--cacert", "admin.pem"]);
     assert_eq!(authority.status.code(), Some(6), "another authority, and another name");
     put(&mine);

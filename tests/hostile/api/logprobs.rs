@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, ContextKeys, Decoder, Generator, LocalContext, Parts};
+use asterism_models::{Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, LocalContext};
 use serde_json::{Value, json};
 use tests::Cluster;
 
@@ -32,7 +32,7 @@ fn streamed(cluster: &Cluster, path: &str, body: &Value) -> Vec<Value> {
 fn recomputed(ids: &[u32], count: usize) -> Vec<Vec<f64>> {
     let backend = Cpu::new(CpuOptions { dtype: DType::F32, ..CpuOptions::default() }).expect("a processor");
     let checkpoint = Checkpoint::embedded().expect("the embedded model");
-    let decoder = Decoder::load(Arc::new(backend), &checkpoint, Parts::All).expect("a decoder");
+    let decoder = Decoder::load(Arc::new(backend), &checkpoint, DecoderParts::All).expect("a decoder");
     let mut nowhere = LocalContext::new(decoder.backend(), &[]);
     let x = Generator::new(ContextKeys::default(), 0).step(&decoder, ids, &mut nowhere).expect("rows");
     let all = decoder.all_logits(&x).expect("logits");
@@ -56,14 +56,14 @@ fn they_are_those_of_the_logits_that_tokens_are_chosen_from() {
             json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 5, "attention": "dense"});
         drawn.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
         let answer = given(&cluster, TEXT, &body);
-        let told = &answer["choices"][0]["logprobs"];
+        let reported = &answer["choices"][0]["logprobs"];
         let job = newest(&cluster);
         let tokens: Vec<u32> = serde_json::from_value(job["tokens"].clone()).expect("ids");
         let ids: Vec<u32> = prompt.iter().chain(&tokens).copied().collect();
         let expected = recomputed(&ids, tokens.len());
-        assert_eq!((tokens.len(), told["tokens"].as_array().expect("texts").len()), (8, 8), "{told}");
+        assert_eq!((tokens.len(), reported["tokens"].as_array().expect("texts").len()), (8, 8), "{reported}");
         for (at, (id, row)) in tokens.iter().zip(&expected).enumerate() {
-            let chosen = told["token_logprobs"][at].as_f64().expect("a number");
+            let chosen = reported["token_logprobs"][at].as_f64().expect("a number");
             assert!((chosen - row[*id as usize]).abs() < TOLERANCE, "token {at}: {chosen}, not {}", row[*id as usize]);
             let mut best: Vec<f64> = row.clone();
             best.sort_by(|a, b| b.total_cmp(a));
@@ -76,12 +76,12 @@ fn they_are_those_of_the_logits_that_tokens_are_chosen_from() {
             }
         }
         let chunks = streamed(&cluster, TEXT, &body);
-        let said = |name: &str| -> Vec<Value> {
+        let printed = |name: &str| -> Vec<Value> {
             let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"][name].as_array());
             lists.flatten().cloned().collect()
         };
         for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
-            assert_eq!(json!(said(name)), told[name], "{name}");
+            assert_eq!(json!(printed(name)), reported[name], "{name}");
         }
     }
 }
@@ -110,12 +110,12 @@ fn a_chat_tells_every_token_with_its_bytes_whole_and_streamed() {
         );
         assert_eq!(token["top_logprobs"].as_array().expect("the likeliest").len(), 3);
     }
-    let said: Vec<Value> = streamed(&cluster, CHAT, &body)
+    let printed: Vec<Value> = streamed(&cluster, CHAT, &body)
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned())
         .flatten()
         .collect();
-    assert_eq!(&said, content);
+    assert_eq!(&printed, content);
     let plain = given(&cluster, CHAT, &json!({"messages": messages, "max_tokens": 12}));
     assert_eq!((&plain["choices"][0]["logprobs"], &plain["choices"][0]["message"]), (&Value::Null, &choice["message"]));
     let (status, refused) =

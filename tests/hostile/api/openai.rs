@@ -124,9 +124,9 @@ fn a_chat_and_a_completion_answer_as_a_job_does() {
         let (status, answer) = send(&cluster, ("POST", path), &[JSON], &body.to_string());
         assert_eq!(status, 200, "{answer}");
         let choice = &answer["choices"][0];
-        let said = if path == CHAT { &choice["message"]["content"] } else { &choice["text"] };
+        let printed = if path == CHAT { &choice["message"]["content"] } else { &choice["text"] };
         let expected = if path == CHAT { &rendered } else { &raw };
-        assert_eq!(&(said.clone(), answer["usage"]["prompt_tokens"].as_u64()), expected, "{path} {body}");
+        assert_eq!(&(printed.clone(), answer["usage"]["prompt_tokens"].as_u64()), expected, "{path} {body}");
     }
 }
 
@@ -227,8 +227,9 @@ fn a_head_without_an_end_is_refused() {
 fn who_goes_away_is_not_worked_for() {
     let cluster = cluster(None);
     let mut streamed = open(&cluster, "none", true);
-    let told = streamed.by_ref().lines().map(|line| line.expect("a line")).find(|line| line.contains("content\":\" "));
-    assert!(told.is_some(), "a token comes before the end");
+    let reported =
+        streamed.by_ref().lines().map(|line| line.expect("a line")).find(|line| line.contains("content\":\" "));
+    assert!(reported.is_some(), "a token comes before the end");
     drop(streamed);
     wait_until_cancelled(&cluster, "a stream that nobody reads");
     let before = newest(&cluster)["id"].clone();
@@ -245,8 +246,9 @@ fn who_goes_away_is_not_worked_for() {
 fn what_a_lost_supervisor_was_asked_for_is_not_gone_on_with() {
     let cluster = cluster(None);
     let mut streamed = open(&cluster, "none", true);
-    let told = streamed.by_ref().lines().map(|line| line.expect("a line")).find(|line| line.contains("content\":\" "));
-    assert!(told.is_some(), "a token comes before the end");
+    let reported =
+        streamed.by_ref().lines().map(|line| line.expect("a line")).find(|line| line.contains("content\":\" "));
+    assert!(reported.is_some(), "a token comes before the end");
     let (lost, address) = (cluster.supervisor(), api(&cluster));
     kill(lost);
     cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
@@ -292,7 +294,7 @@ fn an_api_for_everybody_on_the_network_is_not_opened_by_mistake() {
         fs::write(&file, text.replacen(own, edit, 1)).expect("a file");
         let mut validate = std::process::Command::new(BINARY);
         let output = validate.args(["validate", "-f"]).arg(&file).output().expect("the binary under test");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(cause), "{edit}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && printed.contains(cause), "{edit}: {printed}");
     }
 }

@@ -21,7 +21,7 @@ fn cluster(settings: &str) -> Cluster {
 }
 
 /// Status, headers by name, and body of an answer.
-fn told(
+fn reported(
     server: &str,
     (method, path): (&str, &str),
     headers: &[(&str, &str)],
@@ -46,17 +46,17 @@ fn no_path_answers_a_name_that_a_site_chose() {
     let foreign = [("origin", "https://evil.example"), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "cors")];
     for path in ["/livez", "/readyz", "/metrics", "/", "/console.js", "/api/v1/jobs", "/api/openapi.json", "/nothing"] {
         for headers in [&renamed[..], &foreign] {
-            let (status, _, answer) = told(&cluster.server(), ("GET", path), headers);
+            let (status, _, answer) = reported(&cluster.server(), ("GET", path), headers);
             assert_eq!((status, answer["error"]["code"].as_str()), (403, Some("cross_origin")), "{path} {headers:?}");
         }
-        let (status, _, _) = told(&cluster.server(), ("GET", path), &[("host", "localhost")]);
+        let (status, _, _) = reported(&cluster.server(), ("GET", path), &[("host", "localhost")]);
         assert!(status != 403, "{path}");
     }
     // A link leads to the console, not into the API.
     let link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
-    assert_eq!(told(&cluster.server(), ("GET", "/"), &link).0, 200);
-    assert_eq!(told(&cluster.server(), ("GET", "/api/v1/jobs"), &link).0, 403);
-    let (_, _, answer) = told(&cluster.server(), ("GET", "/metrics"), &renamed);
+    assert_eq!(reported(&cluster.server(), ("GET", "/"), &link).0, 200);
+    assert_eq!(reported(&cluster.server(), ("GET", "/api/v1/jobs"), &link).0, 403);
+    let (_, _, answer) = reported(&cluster.server(), ("GET", "/metrics"), &renamed);
     assert!(answer["error"]["message"].as_str().expect("a message").contains("[security] token_file"), "{answer}");
     let (status, answer) = send(&cluster, ("GET", "/v1/models"), &renamed, "");
     assert!(status == 403 && answer["error"]["message"].as_str().expect("a message").contains("[api] api_key_file"));
@@ -76,23 +76,23 @@ fn pages_that_are_let_in_are_told_so_and_no_others() {
             ("sec-fetch-site", "cross-site"),
         ]
     };
-    let (status, header, _) = told(&server, ("OPTIONS", "/v1/chat/completions"), &asks(PAGE));
+    let (status, header, _) = reported(&server, ("OPTIONS", "/v1/chat/completions"), &asks(PAGE));
     assert_eq!((status, header("access-control-allow-origin")), (204, PAGE.to_owned()));
     assert_eq!(header("access-control-allow-headers"), "authorization,content-type");
     assert!(header("access-control-allow-methods").contains("POST") && header("vary").contains("Origin"));
     let (status, header, _) =
-        told(&server, ("GET", "/v1/models"), &[("origin", PAGE), ("sec-fetch-site", "cross-site")]);
+        reported(&server, ("GET", "/v1/models"), &[("origin", PAGE), ("sec-fetch-site", "cross-site")]);
     assert_eq!((status, header("access-control-allow-origin")), (200, PAGE.to_owned()));
     // What is refused can be read as well.
-    let (status, header, _) = told(&server, ("GET", "/v1/models/none"), &[("origin", PAGE)]);
+    let (status, header, _) = reported(&server, ("GET", "/v1/models/none"), &[("origin", PAGE)]);
     assert_eq!((status, header("access-control-allow-origin")), (404, PAGE.to_owned()));
-    let (status, header, _) = told(&server, ("OPTIONS", "/v1/chat/completions"), &asks("https://evil.example"));
+    let (status, header, _) = reported(&server, ("OPTIONS", "/v1/chat/completions"), &asks("https://evil.example"));
     assert_eq!((status, header("access-control-allow-origin")), (403, String::new()));
     // The admin API lets no page in.
-    let (status, header, _) = told(&cluster.server(), ("OPTIONS", "/api/v1/jobs"), &asks(PAGE));
+    let (status, header, _) = reported(&cluster.server(), ("OPTIONS", "/api/v1/jobs"), &asks(PAGE));
     assert_eq!((status, header("access-control-allow-origin")), (403, String::new()));
     let any = std::fs::read_to_string(cluster.file()).expect("a file").replace(PAGE, "https://app.example/path");
     std::fs::write(cluster.file(), any).expect("a file");
-    let said = cluster.run(&["validate"]);
-    assert!(said.status.code() == Some(2) && String::from_utf8_lossy(&said.stderr).contains("api.allow_origins"));
+    let printed = cluster.run(&["validate"]);
+    assert!(printed.status.code() == Some(2) && String::from_utf8_lossy(&printed.stderr).contains("api.allow_origins"));
 }

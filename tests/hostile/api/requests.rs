@@ -337,6 +337,6 @@ fn nothing_from_outside_controls_a_terminal() {
         .output()
         .expect("the binary under test");
     answering.join().expect("no panic");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("\\u001b]0;owned\\u0007") && !said.contains('\u{1b}'), "{said:?}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(printed.contains("\\u001b]0;owned\\u0007") && !printed.contains('\u{1b}'), "{printed:?}");
 }

@@ -39,26 +39,26 @@ fn known(spec: &ClusterSpec) -> (Cluster, String) {
 /// A process that ends with its scenario; what it says is in a file beside the cluster file.
 struct Running {
     child: Child,
-    said: PathBuf,
+    printed: PathBuf,
 }
 
 impl Running {
     /// `up`, after a line of shell.
     fn up(cluster: &Cluster, before: &str) -> Self {
-        let said = cluster.folder().join("up.txt");
+        let printed = cluster.folder().join("up.txt");
         let child = Command::new("sh")
             .args(["-c", &format!("{before} exec \"$@\""), "sh", BINARY, "up", "--timeout", "120", "-f"])
             .arg(cluster.file())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(&said).expect("a file"))
+            .stderr(File::create(&printed).expect("a file"))
             .spawn()
             .expect("a shell");
-        Self { child, said }
+        Self { child, printed }
     }
 
-    fn said(&self) -> String {
-        fs::read_to_string(&self.said).unwrap_or_default()
+    fn printed(&self) -> String {
+        fs::read_to_string(&self.printed).unwrap_or_default()
     }
 
     /// Processes that it started and that run a verb.
@@ -82,7 +82,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("up said:\n{}", self.said());
+            eprintln!("up said:\n{}", self.printed());
         }
         // It may have ended already.
         signal("-TERM", self.child.id());
@@ -122,8 +122,8 @@ fn ready(status: &Value) -> bool {
 fn a_supervisor_without_room_waits_says_so_and_comes_back() {
     let (cluster, server) = known(&tiny());
     let mut up = Running::up(&cluster, "trap '' XFSZ; ulimit -S -f 16;");
-    eventually("`up` to say why", || up.said().contains("the supervisor waits: "));
-    assert!(up.said().contains("journal.redb"), "{}", up.said());
+    eventually("`up` to say why", || up.printed().contains("the supervisor waits: "));
+    assert!(up.printed().contains("journal.redb"), "{}", up.printed());
     let live = get(&format!("{server}/livez")).expect("it listens");
     assert!(live.0 == 200 && live.1.contains("waits"), "{live:?}");
     let refused = get(&format!("{server}/api/v1/jobs")).expect("it listens");
@@ -266,8 +266,8 @@ fn files_of_somebody_else_are_refused() {
     }
     let up = cluster.run(&["up", "--detach"]);
     assert_eq!(up.status.code(), Some(2), "{}", text(&up));
-    let said = text(&up);
-    assert!(said.contains("supervisor.lock belongs to user 65534") && said.contains("chown"), "{said}");
+    let printed = text(&up);
+    assert!(printed.contains("supervisor.lock belongs to user 65534") && printed.contains("chown"), "{printed}");
 }
 
 #[test]
@@ -298,9 +298,9 @@ fn certificates_made_at_once_belong_together() {
         };
         let verbs: &[&str] = if round % 2 == 0 { &["up", "--detach"] } else { &["cert", "init"] };
         let ends = [start(verbs), start(verbs)].map(|child| child.wait_with_output().expect("its end"));
-        let said: Vec<String> = ends.iter().map(text).collect();
-        assert!(ends.iter().any(|end| end.status.success()), "round {round}: {said:?}");
-        assert!(ends.iter().all(|end| [Some(0), Some(5)].contains(&end.status.code())), "round {round}: {said:?}");
+        let printed: Vec<String> = ends.iter().map(text).collect();
+        assert!(ends.iter().any(|end| end.status.success()), "round {round}: {printed:?}");
+        assert!(ends.iter().all(|end| [Some(0), Some(5)].contains(&end.status.code())), "round {round}: {printed:?}");
         let folder = cluster.folder().join("data/certificates");
         CertificateAuthority::load(&folder).unwrap_or_else(|error| panic!("round {round}: {error}"));
         for host in fs::read_dir(folder.join("hosts")).expect("hosts").flatten() {
@@ -361,8 +361,8 @@ fn the_unit_file_of_the_documentation_is_right() {
     let file = folder.path().join("asterism.service");
     fs::write(&file, unit.replace("/usr/local/bin/asterism", BINARY).replace("User=asterism\n", "")).expect("written");
     if let Ok(verified) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() {
-        let said = text(&verified);
-        let about: Vec<&str> = said.lines().filter(|line| line.contains("asterism.service")).collect();
+        let printed = text(&verified);
+        let about: Vec<&str> = printed.lines().filter(|line| line.contains("asterism.service")).collect();
         assert!(about.is_empty(), "{about:?}");
     }
 }

@@ -40,12 +40,12 @@ fn stderr(output: &Output) -> String {
 /// Runs a command of a cluster file to its end; it says everything of `expected` and ends with `code`.
 fn refused(cluster: &Cluster, arguments: &[&str], code: i32, expected: &[&str]) {
     let output = cluster.run(arguments);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    let printed = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
     for part in expected {
-        assert!(said.contains(part), "{arguments:?} says nothing of {part:?}: {said}");
+        assert!(printed.contains(part), "{arguments:?} says nothing of {part:?}: {printed}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!printed.contains("panicked"), "{printed}");
 }
 
 pub fn ask(cluster: &Cluster, request: &Value) -> (u16, Value) {
@@ -169,9 +169,9 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
         poison(model.path(), tensor, value);
         let cluster = Cluster::written(binary(), &spec(Some(model.path())), |text| text);
         let output = cluster.run(&["up", "--detach", "--timeout", "30"]);
-        let said = stderr(&output);
-        assert!(!output.status.success(), "{tensor} is {value}: {said}");
-        assert!(said.contains(tensor) && said.contains("model.safetensors"), "{said}");
+        let printed = stderr(&output);
+        assert!(!output.status.success(), "{tensor} is {value}: {printed}");
+        assert!(printed.contains(tensor) && printed.contains("model.safetensors"), "{printed}");
     }
 }
 
@@ -291,9 +291,9 @@ fn validate_lists_every_problem_at_once() {
             "[model]\npath = \"nowhere\"\n[security]\nca = \"x\"\ncert = \"x\"\nkey = \"x\"\ntoken_file = \"y\"\n[api]",
         )
     });
-    let said = stderr(&cluster.run(&["validate"]));
+    let printed = stderr(&cluster.run(&["validate"]));
     for part in ["no config.json", "/x", "token file"] {
-        assert!(said.contains(part), "nothing of {part:?} in {said}");
+        assert!(printed.contains(part), "nothing of {part:?} in {printed}");
     }
 }
 

@@ -65,11 +65,11 @@ fn who_was_cut_off_goes_on_behind_what_it_heard() {
         assert_eq!((&event["event"], &event["job"]), (&json!("job_submitted"), &json!("second")), "{query}: {event}");
         heard(&mut stream, "job_ended");
     }
-    let said = cluster.run(&["events", "--after", &last]);
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let printed = cluster.run(&["events", "--after", &last]);
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
     assert!(
-        said.lines().next().is_some_and(|line| line.contains(" job_submitted ") && line.contains("job=second")),
-        "{said}"
+        printed.lines().next().is_some_and(|line| line.contains(" job_submitted ") && line.contains("job=second")),
+        "{printed}"
     );
     let listed = cluster.run(&["events", "-o", "json"]);
     let listed: Vec<Value> = serde_json::from_slice(&listed.stdout).expect("a list");

@@ -32,17 +32,17 @@ fn validate(cluster: &Cluster) -> Output {
     cluster.command(&["validate"]).env("HOME", cluster.folder().join("home")).output().expect("the binary under test")
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// `validate` ends with `code` and says all of `words` in one error.
 fn refuses(cluster: &Cluster, code: i32, words: &[&str]) {
     let output = validate(cluster);
-    let said = said(&output);
-    assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
-    assert!(words.iter().all(|word| said.contains(word)), "nothing of one of {words:?} in {said}");
-    assert!(said.matches("error: ").count() == 1 && !said.contains("is valid"), "{said}");
+    let printed = printed(&output);
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {printed}");
+    assert!(words.iter().all(|word| printed.contains(word)), "nothing of one of {words:?} in {printed}");
+    assert!(printed.matches("error: ").count() == 1 && !printed.contains("is valid"), "{printed}");
 }
 
 fn edited(folder: &Path, edit: impl FnOnce(&mut Value)) {
@@ -123,10 +123,10 @@ fn a_repository_of_the_hubs_cache_is_a_model_by_its_name_at_home_too() {
     let cluster = cluster(|text| text.replace("\"model\"", "\"~/hub/models--org--tiny\""));
     copy_to(&cluster.folder().join("home/hub/models--org--tiny/snapshots").join(COMMIT));
     let output = validate(&cluster);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     let mut plan = cluster.command(&["plan", "--tokens", "100"]);
     let plan = plan.env("HOME", cluster.folder().join("home")).output().expect("the binary under test");
-    assert!(plan.status.success(), "{}", said(&plan));
+    assert!(plan.status.success(), "{}", printed(&plan));
 }
 
 #[test]
@@ -170,5 +170,5 @@ fn weights_that_exceed_a_hosts_limit_start_nothing() {
     });
     refuses(&cluster, 4, &["host 'query-0' needs 32.0 MiB", "its memory_limit is 20.0 MiB"]);
     let up = cluster.run(&["up", "--detach"]);
-    assert_eq!(up.status.code(), Some(4), "{}", said(&up));
+    assert_eq!(up.status.code(), Some(4), "{}", printed(&up));
 }

@@ -35,8 +35,8 @@ fn about(lines: &[Value], key: &str, value: &Value) -> Vec<(String, Value)> {
     of.map(|line| (message(line).to_owned(), line["fields"].clone())).collect()
 }
 
-fn messages(told: &[(String, Value)]) -> Vec<&str> {
-    told.iter().map(|(message, _)| message.as_str()).collect()
+fn messages(reported: &[(String, Value)]) -> Vec<&str> {
+    reported.iter().map(|(message, _)| message.as_str()).collect()
 }
 
 /// Asks and waits for the answer; returns the job's id.
@@ -66,8 +66,8 @@ fn every_step_has_one_line_and_a_hundred_tokens_have_none() {
     let session = json!({"name": "moby", "context": context, "ttl_s": 600});
     ureq::post(format!("{}/api/v1/sessions", cluster.server())).send_json(&session).expect("taken");
     let asked = answered(&cluster, ("session", json!("moby")), 1);
-    let told = supervisor();
-    let of_session: Vec<_> = about(&told, "session", &json!("moby"));
+    let reported = supervisor();
+    let of_session: Vec<_> = about(&reported, "session", &json!("moby"));
     assert_eq!(messages(&of_session), ["session created", "job submitted", "session ready"]);
     assert!(of_session[2].1["encode_s"].as_f64().expect("seconds") > 0.0, "{of_session:?}");
     assert_eq!(of_session[1].1["job"], json!(asked));
@@ -78,9 +78,9 @@ fn every_step_has_one_line_and_a_hundred_tokens_have_none() {
     let one = lines(&cluster);
     let long = answered(&cluster, ("context", context), 100);
     assert_eq!(one - before, lines(&cluster) - one, "lines of an answer of one token, and of a hundred");
-    let told = supervisor();
+    let reported = supervisor();
     for (id, tokens) in [(&short, 1), (&long, 100)] {
-        let of_job = about(&told, "job", &json!(id));
+        let of_job = about(&reported, "job", &json!(id));
         assert_eq!(messages(&of_job), ["job submitted", "job started", "job answered"]);
         let (submitted, end) = (&of_job[0].1, &of_job[2].1);
         assert_eq!(end["generated_tokens"], json!(tokens));
@@ -103,17 +103,17 @@ fn every_step_has_one_line_and_a_hundred_tokens_have_none() {
     cluster.kill("context-1");
     cluster.wait_for("its next process", |status| status["ready"] == true && status["hosts"][1]["restarts"] == 1);
     answered(&cluster, ("session", json!("moby")), 1);
-    let told = supervisor();
-    let of_host = about(&told, "host", &json!("context-1"));
+    let reported = supervisor();
+    let of_host = about(&reported, "host", &json!("context-1"));
     let sequence: Vec<_> = messages(&of_host).into_iter().filter(|message| *message != "host suspect").collect();
     assert_eq!(sequence, ["host joined", "host ready", "host lost", "host joined", "host ready"]);
-    let again = told.iter().find(|line| message(line) == "shards encoded again").expect("what it cost");
+    let again = reported.iter().find(|line| message(line) == "shards encoded again").expect("what it cost");
     assert_eq!(again["fields"]["context"], of_session[0].1["context"]);
     assert!(again["fields"]["seconds"].as_f64().expect("seconds") > 0.0, "{again}");
 
     // What is cancelled, and what ends.
     ureq::delete(format!("{}/api/v1/sessions/moby", cluster.server())).call().expect("dropped");
-    let told = supervisor();
-    assert_eq!(messages(&about(&told, "session", &json!("moby"))).last(), Some(&"session dropped"));
-    assert!(told.iter().all(|line| line["level"] != "ERROR"), "{told:#?}");
+    let reported = supervisor();
+    assert_eq!(messages(&about(&reported, "session", &json!("moby"))).last(), Some(&"session dropped"));
+    assert!(reported.iter().all(|line| line["level"] != "ERROR"), "{reported:#?}");
 }

@@ -122,8 +122,8 @@ fn a_machine_with_another_model_is_refused_in_words() {
         copied(&machines.far.join("model"));
         damage(&machines.far.join("model"));
         let ended = machines.joining().stderr(Stdio::piped()).output().expect("it runs");
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert!(said.contains("is not started again"), "it is not tried for ever: {said}");
+        let printed = String::from_utf8_lossy(&ended.stderr);
+        assert!(printed.contains("is not started again"), "it is not tried for ever: {printed}");
         let status = machines.cluster.status();
         let host = &status["hosts"][1];
         assert_eq!((&host["name"], &host["health"]), (&"context-1".into(), &"dead".into()));

@@ -106,8 +106,8 @@ fn ready(cluster: &Cluster) -> (u16, String) {
 /// Exit code, what was found, and what was said.
 fn self_test(cluster: &Cluster) -> (Option<i32>, Value, String) {
     let run = cluster.run(&["self-test", "-o", "json"]);
-    let said = String::from_utf8_lossy(&run.stderr).into_owned();
-    (run.status.code(), serde_json::from_slice(&run.stdout).unwrap_or_default(), said)
+    let printed = String::from_utf8_lossy(&run.stderr).into_owned();
+    (run.status.code(), serde_json::from_slice(&run.stdout).unwrap_or_default(), printed)
 }
 
 fn restart(cluster: &Cluster, host: &str) {
@@ -131,8 +131,8 @@ fn a_host_whose_weights_are_damaged_is_named_and_the_cluster_takes_no_work_until
     let cluster = cluster("model", |text| text);
     let up = cluster.run(&["up", "--detach"]);
     assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
-    let (code, report, said) = self_test(&cluster);
-    assert_eq!(code, Some(0), "{said}\n{report:#}");
+    let (code, report, printed) = self_test(&cluster);
+    assert_eq!(code, Some(0), "{printed}\n{report:#}");
     let names: Vec<String> = verdicts(&report).into_iter().map(|(name, _)| name).collect();
     let expected = [
         "dense on context-0",
@@ -149,9 +149,12 @@ fn a_host_whose_weights_are_damaged_is_named_and_the_cluster_takes_no_work_until
     let whole = fs::read(cluster.folder().join("model").join(WEIGHTS)).expect("weights");
     damage(&cluster, "model");
     restart(&cluster, "context-1");
-    let (code, report, said) = self_test(&cluster);
-    assert_eq!((code, &report["state"]), (Some(1), &json!("wrong")), "{said}\n{report:#}");
-    assert!(said.contains("dense on context-1: it answers") && said.contains("context-0 alone answers"), "{said}");
+    let (code, report, printed) = self_test(&cluster);
+    assert_eq!((code, &report["state"]), (Some(1), &json!("wrong")), "{printed}\n{report:#}");
+    assert!(
+        printed.contains("dense on context-1: it answers") && printed.contains("context-0 alone answers"),
+        "{printed}"
+    );
     assert_eq!(submit(&cluster), (503, "self_test_failed".to_owned()));
     let (code, page) = ready(&cluster);
     assert!(code == 503 && page.contains("self-test: dense on context-1"), "{code} {page}");
@@ -164,8 +167,8 @@ fn a_host_whose_weights_are_damaged_is_named_and_the_cluster_takes_no_work_until
 
     replace(&cluster.folder().join("model").join(WEIGHTS), &whole);
     restart(&cluster, "context-1");
-    let (code, report, said) = self_test(&cluster);
-    assert_eq!(code, Some(0), "{said}\n{report:#}");
+    let (code, report, printed) = self_test(&cluster);
+    assert_eq!(code, Some(0), "{printed}\n{report:#}");
     assert_eq!((submit(&cluster).0, ready(&cluster).0), (202, 200));
 }
 
@@ -209,7 +212,7 @@ fn a_cluster_that_has_to_pass_its_self_test_takes_no_work_before_and_none_when_i
 fn up_waits_for_the_self_test_that_has_to_pass() {
     let cluster = cluster("model", self_tested);
     let up = cluster.run(&["up", "--detach"]);
-    let said = String::from_utf8_lossy(&up.stderr).into_owned();
-    assert!(up.status.success() && said.contains("the self-test passed: 6 canaries"), "{said}");
+    let printed = String::from_utf8_lossy(&up.stderr).into_owned();
+    assert!(up.status.success() && printed.contains("the self-test passed: 6 canaries"), "{printed}");
     assert_eq!((submit(&cluster).0, ready(&cluster).0), (202, 200));
 }

@@ -60,9 +60,9 @@ impl Screen {
 }
 
 fn end(mut child: Child) -> ExitStatus {
-    let (told, ended) = mpsc::channel();
+    let (reported, ended) = mpsc::channel();
     let (pid, started) = (child.id(), Instant::now());
-    thread::spawn(move || told.send(child.wait()));
+    thread::spawn(move || reported.send(child.wait()));
     match ended.recv_timeout(DEADLINE) {
         Ok(status) => status.expect("it can be waited for"),
         Err(_) => {

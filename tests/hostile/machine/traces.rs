@@ -105,8 +105,8 @@ impl Collector {
                     attributes.iter().find(|attribute| attribute["key"] == "service.instance.id").expect("its process");
                 let instance = instance["value"]["stringValue"].as_str().expect("a name").to_owned();
                 let spans = of["scopeSpans"][0]["spans"].as_array().expect("spans");
-                let told = spans.iter().map(|span| Told { instance: instance.clone(), span: span.clone() });
-                self.0.0.lock().expect("nobody panics").extend(told);
+                let reported = spans.iter().map(|span| Told { instance: instance.clone(), span: span.clone() });
+                self.0.0.lock().expect("nobody panics").extend(reported);
             }
             self.0.1.notify_all();
             stream
@@ -120,7 +120,7 @@ impl Collector {
         let (spans, news) = &*self.0;
         let (began, mut all) = (Instant::now(), spans.lock().expect("nobody panics"));
         loop {
-            let of: Vec<Told> = all.iter().filter(|told| told.span["traceId"] == trace).cloned().collect();
+            let of: Vec<Told> = all.iter().filter(|reported| reported.span["traceId"] == trace).cloned().collect();
             if is_whole(&of) {
                 return of;
             }
@@ -132,7 +132,7 @@ impl Collector {
 }
 
 fn named(spans: &[Told], name: &str) -> Vec<Told> {
-    spans.iter().filter(|told| told.span["name"] == name).cloned().collect()
+    spans.iter().filter(|reported| reported.span["name"] == name).cloned().collect()
 }
 
 fn ask(cluster: &Cluster, traceparent: &str, stream: bool) -> Value {
@@ -152,13 +152,13 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
         ["job", "generate", "POST /v1/chat/completions"].iter().all(|name| !named(spans, name).is_empty())
             && named(spans, "encode shards")
                 .iter()
-                .map(|told| &told.instance)
+                .map(|reported| &reported.instance)
                 .collect::<std::collections::BTreeSet<_>>()
                 .len()
                 == 2
     };
     let spans = collector.spans(TRACE, ended);
-    let by_id: BTreeMap<&str, &Told> = spans.iter().map(|told| (told.text("spanId"), told)).collect();
+    let by_id: BTreeMap<&str, &Told> = spans.iter().map(|reported| (reported.text("spanId"), reported)).collect();
     assert_eq!(by_id.len(), spans.len(), "each has an id of its own");
 
     let [request] = &named(&spans, "POST /v1/chat/completions")[..] else { panic!("one request: {spans:#?}") };
@@ -174,20 +174,20 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
 
     let [job] = &named(&spans, "job")[..] else { panic!("one job: {spans:#?}") };
     assert_eq!((job.text("parentSpanId"), &*job.instance), (request.text("spanId"), "supervisor"));
-    for told in &spans {
-        assert!(told.nanoseconds("startTimeUnixNano") <= told.nanoseconds("endTimeUnixNano"), "{told:?}");
-        let (mut above, mut steps) = (told, 0);
+    for reported in &spans {
+        assert!(reported.nanoseconds("startTimeUnixNano") <= reported.nanoseconds("endTimeUnixNano"), "{reported:?}");
+        let (mut above, mut steps) = (reported, 0);
         while above.text("parentSpanId") != CLIENT {
             above = by_id.get(above.text("parentSpanId")).unwrap_or_else(|| panic!("{above:?} is under nothing"));
             steps += 1;
-            assert!(steps < 8, "{told:?}");
+            assert!(steps < 8, "{reported:?}");
         }
         assert_eq!(above.text("spanId"), request.text("spanId"));
     }
     let under = |parent: &Told| -> Vec<&Told> {
-        spans.iter().filter(|told| told.text("parentSpanId") == parent.text("spanId")).collect()
+        spans.iter().filter(|reported| reported.text("parentSpanId") == parent.text("spanId")).collect()
     };
-    let names = |spans: &[&Told]| spans.iter().map(|told| told.text("name").to_owned()).collect::<Vec<_>>();
+    let names = |spans: &[&Told]| spans.iter().map(|reported| reported.text("name").to_owned()).collect::<Vec<_>>();
     for phase in ["queued", "encoding", "querying", "decoding"] {
         assert!(names(&under(job)).contains(&phase.to_owned()), "{phase}: {spans:#?}");
     }
@@ -197,7 +197,10 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
             "{encoded:?}"
         );
         let layers = under(&encoded);
-        assert!(layers.len() > 1 && layers.iter().all(|told| told.text("name").starts_with("layers ")), "{layers:?}");
+        assert!(
+            layers.len() > 1 && layers.iter().all(|reported| reported.text("name").starts_with("layers ")),
+            "{layers:?}"
+        );
         // One after the other, from the beginning to the end.
         assert!(
             layers.windows(2).all(|two| two[0].nanoseconds("endTimeUnixNano") <= two[1].nanoseconds("endTimeUnixNano"))
@@ -206,7 +209,7 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
     let [generated] = &named(&spans, "generate")[..] else { panic!("one answer: {spans:#?}") };
     assert_eq!((&*generated.instance, generated.text("parentSpanId")), ("query-0", job.text("spanId")));
     let [question] = &named(&spans, "question")[..] else { panic!("one question: {spans:#?}") };
-    assert!(under(question).iter().any(|told| told.text("name").starts_with("layers 0")), "{spans:#?}");
+    assert!(under(question).iter().any(|reported| reported.text("name").starts_with("layers 0")), "{spans:#?}");
     assert!(names(&under(generated)).contains(&"decode".to_owned()), "{spans:#?}");
 
     // A stream is over when its last word is; who wants no spans has none, and what is no traceparent begins a trace.
@@ -219,7 +222,8 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
     let unwanted = "22222222222222222222222222222222";
     ask(&cluster, &format!("00-{unwanted}-{CLIENT}-00"), false);
     ask(&cluster, &"x".repeat(500), false);
-    let own = |told: &Told| told.span["parentSpanId"] == "" && told.span["name"] == "POST /v1/chat/completions";
+    let own =
+        |reported: &Told| reported.span["parentSpanId"] == "" && reported.span["name"] == "POST /v1/chat/completions";
     let began = Instant::now();
     while !collector.0.0.lock().expect("nobody panics").iter().any(own) {
         assert!(began.elapsed() < DEADLINE);

@@ -40,8 +40,8 @@ fn a_job_before_its_hosts_says_whom_it_waits_for() {
     let mut node = node.expect("it runs");
     let rest: Vec<String> = lines.map(|line| line.expect("UTF-8")).collect();
     assert!(job.wait().expect("it ends").success(), "{rest:?}");
-    let told = rest.iter().any(|line| line.starts_with("job w: star") && line.contains("queued"));
-    assert!(told, "{rest:?}");
+    let reported = rest.iter().any(|line| line.starts_with("job w: star") && line.contains("queued"));
+    assert!(reported, "{rest:?}");
     cluster.run(&["down"]);
     let _ = (supervisor.wait(), node.wait());
 }

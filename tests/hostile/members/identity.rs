@@ -11,8 +11,8 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Attach, Encoded, Hello, HostCommand, HostMessage, HostRole, Opening, PartialsAnswer, PartialsMeta,
-        PartialsPart, Relay, WireMessage,
+        Attach, ChannelOpening, Encoded, Hello, HostCommand, HostMessage, HostRole, PartialsAnswer, PartialsMeta,
+        PartialsPart, RelayOrder, WireMessage,
     },
     store::{Change, RedbStore, StateStore, Table},
     ticket::Ticket,
@@ -104,7 +104,7 @@ impl Line {
     }
 
     /// The next command, or why there is none.
-    pub async fn told(&mut self) -> Result<HostCommand, String> {
+    pub async fn reported(&mut self) -> Result<HostCommand, String> {
         let frame = tokio::time::timeout(DEADLINE, self.channel.receiver.receive()).await.expect("an answer in time");
         let frame = frame.map_err(|error| error.to_string())?.ok_or("it closed the channel")?;
         HostCommand::read(&frame.meta, "the supervisor").map_err(|error| error.to_string())
@@ -152,15 +152,15 @@ fn a_stolen_certificate_is_worth_nothing_under_another_authority() {
         // The certificate of the new authority is no secret.
         let transport = member(Credentials { ca: stolen(&cluster, "context-1").ca, ..thief });
         for address in [supervisor(&cluster), address_of(&cluster, "context-0")] {
-            let said = async {
+            let printed = async {
                 let link = transport.connect(address).await.map_err(|error| error.to_string())?;
                 let channel = link.open().await.map_err(|error| error.to_string())?;
                 let mut line = Line { link, channel };
                 line.say(HostMessage::Hello(hello("context-1", HostRole::Context)).frame()).await;
-                line.told().await
+                line.reported().await
             };
-            let said = said.await;
-            assert!(said.is_err(), "{address} told it {said:?}");
+            let printed = printed.await;
+            assert!(printed.is_err(), "{address} told it {printed:?}");
         }
     });
     cluster.wait_for("all hosts", |status| status["ready"] == true);
@@ -226,7 +226,7 @@ fn no_member_takes_another_ones_name_and_no_number_kills_the_cluster() {
         let mut line = Line::to(&transport, supervisor(&cluster)).await;
         let lie = Hello { incarnation: HUGE, cluster: 1, ..hello("query-0", HostRole::Query) };
         line.say(HostMessage::Hello(lie).frame()).await;
-        let Ok(HostCommand::Refuse { reason }) = line.told().await else { panic!("it is refused") };
+        let Ok(HostCommand::Refuse { reason }) = line.reported().await else { panic!("it is refused") };
         assert!(reason.contains("another cluster"), "{reason}");
         let mut line = Line::to(&transport, supervisor(&cluster)).await;
         let lie = Hello { incarnation: HUGE, ..hello("context-0", HostRole::Context) };
@@ -292,11 +292,11 @@ fn a_members_certificate_alone_reads_no_context() {
                     context: context / 2,
                     groups: vec![vec![0]],
                     hidden: Vec::new(),
-                    relay: Relay::default(),
+                    relay: RelayOrder::default(),
                     hands_over: true,
                     ticket: Ticket::default(),
                 };
-                line.say(Opening::Attach(attach).frame()).await;
+                line.say(ChannelOpening::Attach(attach).frame()).await;
                 let answer = line.channel.receiver.receive().await.expect("an answer").expect("an answer");
                 let meta = PartialsMeta::read(&answer.meta, "the host").expect("an answer");
                 let [PartialsPart { attachment: 1, answer: PartialsAnswer::Failed { cause, .. }, .. }] =
@@ -315,11 +315,11 @@ fn a_members_certificate_alone_reads_no_context() {
             context: 1,
             groups: vec![vec![0]],
             hidden: Vec::new(),
-            relay: Relay::default(),
+            relay: RelayOrder::default(),
             hands_over: true,
             ticket: Ticket::default(),
         };
-        line.say(Opening::Attach(attach).frame()).await;
+        line.say(ChannelOpening::Attach(attach).frame()).await;
         let words = line.end().await;
         assert!(words.contains("a node may not do Attach"), "{words}");
     });
@@ -335,7 +335,7 @@ fn a_node_speaks_for_its_own_hosts_and_a_host_for_its_own_work() {
         let transport = member(issued(&cluster, MemberRole::Node, "far"));
         let mut line = Line::to(&transport, supervisor(&cluster)).await;
         line.say(HostMessage::Hello(hello("far", HostRole::Node)).frame()).await;
-        assert!(matches!(line.told().await, Ok(HostCommand::Welcome { .. })));
+        assert!(matches!(line.reported().await, Ok(HostCommand::Welcome { .. })));
         let (host, cause) = ("query-0".into(), "a lie".into());
         line.say(HostMessage::Exited { host, start: u64::MAX, cause, restarting: false }.frame()).await;
         let words = line.end().await;
@@ -344,7 +344,7 @@ fn a_node_speaks_for_its_own_hosts_and_a_host_for_its_own_work() {
         // A node does no host's work.
         let mut line = Line::to(&transport, supervisor(&cluster)).await;
         line.say(HostMessage::Hello(hello("far", HostRole::Node)).frame()).await;
-        assert!(matches!(line.told().await, Ok(HostCommand::Welcome { .. })));
+        assert!(matches!(line.reported().await, Ok(HostCommand::Welcome { .. })));
         let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
         let (context, block, digest, cached) = (1, 0, 0, false);
         let encoded = Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest, cached };

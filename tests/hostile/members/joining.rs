@@ -10,7 +10,7 @@ use std::{
 
 use asterism_transport::{
     certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
-    join::{self, At, JoinToken},
+    join::{self, JoinAddress, JoinToken},
 };
 use tests::{Cluster, ClusterSpec};
 
@@ -152,9 +152,9 @@ fn a_token_wins_over_certificates_of_another_authority() {
         machines.cluster.wait_for("why it is not there", |status| {
             status["hosts"][1]["cause"].as_str().is_some_and(|cause| cause.contains("was refused"))
         });
-        let said = machines.cluster.run(&["status"]);
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert!(said.contains("never seen") && said.contains("127.0.0.2 was refused"), "{said}");
+        let printed = machines.cluster.run(&["status"]);
+        let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+        assert!(printed.contains("never seen") && printed.contains("127.0.0.2 was refused"), "{printed}");
     }
     machines.joins(&machines.token());
 }
@@ -192,7 +192,7 @@ fn a_token_is_spent_by_its_node_from_its_address_for_hosts_that_are_not_there() 
     let listener: SocketAddr = from.parse().expect("an address");
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let asks = |node: IpAddr, host: &str| {
-        let at = At { listener, node: Some(node) };
+        let at = JoinAddress { listener, node: Some(node) };
         let refused = runtime.block_on(join::join(at, &token, "local", &[host.to_owned()]));
         refused.map(drop).expect_err("it is refused").to_string()
     };

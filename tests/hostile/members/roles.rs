@@ -12,10 +12,10 @@ use std::{
 
 use asterism_actors::{
     HostConfig,
-    authority::{Act, Party, TABLE, allows},
+    authority::{Action, Party, TABLE, allows},
     messages::{
-        Attach, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport, Opening, Relay,
-        TokenChoice, WireMessage,
+        Attach, ChannelOpening, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport,
+        RelayOrder, TokenChoice, WireMessage,
     },
     node::{self, NodeOrder},
     ticket::Ticket,
@@ -139,18 +139,18 @@ fn every_party_may_do_what_the_table_says_and_nothing_else() {
     for (row, rule) in TABLE.iter().enumerate() {
         // Strangers first: what ends the supervisor is done last, by whom may.
         for (column, party) in Party::ALL.into_iter().enumerate().rev() {
-            if (rule.act, party) == (Act::Http("POST", "/api/v1/shutdown"), Party::Client) {
+            if (rule.act, party) == (Action::Http("POST", "/api/v1/shutdown"), Party::Client) {
                 continue;
             }
             let trial = async { tokio::time::timeout(DEADLINE, attempt(&house, party, rule.act)).await };
             let let_in = match rule.act {
-                Act::Http(method, path) => asks(&house, party, method, path),
+                Action::Http(method, path) => asks(&house, party, method, path),
                 act => runtime.block_on(trial).unwrap_or_else(|_| panic!("{party}, {act:?}: no answer")),
             };
             cells.insert((row, column), let_in);
         }
     }
-    let last = TABLE.iter().position(|rule| rule.act == Act::Http("POST", "/api/v1/shutdown")).expect("it is there");
+    let last = TABLE.iter().position(|rule| rule.act == Action::Http("POST", "/api/v1/shutdown")).expect("it is there");
     let client = Party::ALL.iter().position(|party| *party == Party::Client).expect("one of them");
     cells.insert((last, client), asks(&house, Party::Client, "POST", "/api/v1/shutdown"));
 
@@ -185,13 +185,13 @@ fn asks(house: &House, party: Party, method: &str, path: &str) -> bool {
 }
 
 /// Over QUIC.
-async fn attempt(house: &House, party: Party, act: Act) -> bool {
+async fn attempt(house: &House, party: Party, act: Action) -> bool {
     match (message(act), command(act), act) {
         (Some(message), ..) => says(house, party, message).await,
         (_, Some(command), _) => orders(house, party, command).await,
-        (.., Act::Attach | Act::Pass) => opens(house, party, act).await,
-        (.., Act::Join) => joins(house, party).await,
-        (.., Act::Renew) => renews(house, party).await,
+        (.., Action::Attach | Action::Pass) => opens(house, party, act).await,
+        (.., Action::Join) => joins(house, party).await,
+        (.., Action::Renew) => renews(house, party).await,
         (.., act) => panic!("{act:?} is not tried"),
     }
 }
@@ -202,9 +202,9 @@ async fn says(house: &House, party: Party, message: HostMessage) -> bool {
     let Party::Member(role) = party else { return transport.connect(house.supervisor).await.is_ok() };
     let mut line = Line::to(&transport, house.supervisor).await;
     let mut own = hello(name_of(role), host_role(role));
-    if allows(party, Act::Hello) {
+    if allows(party, Action::Hello) {
         line.say(HostMessage::Hello(own.clone()).frame()).await;
-        let welcome = line.told().await;
+        let welcome = line.reported().await;
         let Ok(HostCommand::Welcome { cluster, incarnation, .. }) = welcome else { panic!("{party}: {welcome:?}") };
         (own.cluster, own.incarnation) = (cluster, incarnation);
     }
@@ -213,7 +213,7 @@ async fn says(house: &House, party: Party, message: HostMessage) -> bool {
     }
     line.say(HostMessage::Hello(own).frame()).await;
     loop {
-        match line.told().await {
+        match line.reported().await {
             // Whoever says that it is ready has none of the cluster's model.
             Ok(HostCommand::Welcome { .. } | HostCommand::Refuse { .. }) => return true,
             Ok(_) => {}
@@ -276,23 +276,23 @@ async fn orders(house: &House, party: Party, command: HostCommand) -> bool {
 }
 
 /// To a context host.
-async fn opens(house: &House, party: Party, act: Act) -> bool {
+async fn opens(house: &House, party: Party, act: Action) -> bool {
     let transport = member(house.credentials(party));
     if !matches!(party, Party::Member(_)) {
         return transport.connect(house.context).await.is_ok();
     }
-    let attach = Opening::Attach(Attach {
+    let attach = ChannelOpening::Attach(Attach {
         attachment: 1,
         context: 1,
         groups: vec![vec![0]],
         hidden: Vec::new(),
-        relay: Relay::default(),
+        relay: RelayOrder::default(),
         hands_over: true,
         ticket: Ticket::default(),
     });
-    let pass = Opening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
+    let pass = ChannelOpening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
     let mut line = Line::to(&transport, house.context).await;
-    if act == Act::Pass {
+    if act == Action::Pass {
         line.say(pass.frame()).await;
         // Without an order nothing is answered; whoever may pass may attach as well, and hears of that.
         let Ok(channel) = line.link.open().await else { return false };
@@ -327,59 +327,59 @@ async fn renews(house: &House, party: Party) -> bool {
 }
 
 /// An example of each message to the supervisor.
-fn message(act: Act) -> Option<HostMessage> {
+fn message(act: Action) -> Option<HostMessage> {
     let text = || "x".to_owned();
     let message = match act {
-        Act::Hello => HostMessage::Hello(Default::default()),
-        Act::Ready => HostMessage::Ready { numerics: "cpu".into(), model: Box::default() },
-        Act::Unfit => HostMessage::Unfit { cause: text() },
-        Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 },
-        Act::Links => HostMessage::Links(LinkReport::default()),
-        Act::Measured => HostMessage::Measured { links: Vec::new() },
-        Act::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
-        Act::Encoded => {
+        Action::Hello => HostMessage::Hello(Default::default()),
+        Action::Ready => HostMessage::Ready { numerics: "cpu".into(), model: Box::default() },
+        Action::Unfit => HostMessage::Unfit { cause: text() },
+        Action::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 },
+        Action::Links => HostMessage::Links(LinkReport::default()),
+        Action::Measured => HostMessage::Measured { links: Vec::new() },
+        Action::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
+        Action::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
             let (context, block, digest, cached) = (1, 0, 0, false);
-            let said =
+            let printed =
                 Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest, cached };
-            HostMessage::Encoded(said)
+            HostMessage::Encoded(printed)
         }
-        Act::NotEncoded => {
+        Action::NotEncoded => {
             let (code, message) = (text(), text());
             HostMessage::NotEncoded { context: 1, attempt: 1, peer_lost: false, code, message }
         }
-        Act::Token => HostMessage::Token { job: 1, index: 0, id: 1, text: text(), logprobs: None },
-        Act::Generated => {
+        Action::Token => HostMessage::Token { job: 1, index: 0, id: 1, text: text(), logprobs: None },
+        Action::Generated => {
             HostMessage::Generated { job: 1, tokens: 1, stopped: true, text: text(), times: Default::default() }
         }
-        Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), wrong: false, cause: text() },
-        Act::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
-        Act::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
-        Act::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },
+        Action::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), wrong: false, cause: text() },
+        Action::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
+        Action::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
+        Action::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },
         _ => return None,
     };
     Some(message)
 }
 
 /// An example of each command.
-fn command(act: Act) -> Option<HostCommand> {
+fn command(act: Action) -> Option<HostCommand> {
     let (context, job, ticket) = (1, 1, Ticket::default());
     let command = match act {
-        Act::Welcome => HostCommand::Welcome { heartbeat_ms: 20, cluster: 1, incarnation: 1 },
-        Act::Refuse => HostCommand::Refuse { reason: "x".into() },
-        Act::Encode => {
+        Action::Welcome => HostCommand::Welcome { heartbeat_ms: 20, cluster: 1, incarnation: 1 },
+        Action::Refuse => HostCommand::Refuse { reason: "x".into() },
+        Action::Encode => {
             let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
             let (attempt, blocks, room, trace) = (1, 1, None, None);
             HostCommand::Encode(EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket, room, trace })
         }
-        Act::Generate => HostCommand::Generate(Generate {
+        Action::Generate => HostCommand::Generate(Generate {
             job,
             context,
             query_ids: vec![1],
             generated: Vec::new(),
             query_start: 0,
             shards: Vec::new(),
-            anew: None,
+            refresh_order: None,
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
@@ -387,12 +387,12 @@ fn command(act: Act) -> Option<HostCommand> {
             ticket,
             trace: None,
         }),
-        Act::Holders => HostCommand::Holders { job, holders: Vec::new() },
-        Act::Stop => HostCommand::Stop { job },
-        Act::Release => HostCommand::Release { context },
-        Act::Measure => HostCommand::Measure { peers: Vec::new() },
-        Act::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
-        Act::Shutdown => HostCommand::Shutdown,
+        Action::Holders => HostCommand::Holders { job, holders: Vec::new() },
+        Action::Stop => HostCommand::Stop { job },
+        Action::Release => HostCommand::Release { context },
+        Action::Measure => HostCommand::Measure { peers: Vec::new() },
+        Action::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
+        Action::Shutdown => HostCommand::Shutdown,
         _ => return None,
     };
     Some(command)

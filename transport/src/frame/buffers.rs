@@ -12,7 +12,7 @@ use crate::{Meta, PAYLOAD_ALIGNMENT, frame::meta::Metas, signal::lock};
 /// Bytes kept at most for payloads to come, those included that somebody holds still.
 pub const BUFFERS_KEPT_BYTES: usize = 96 << 20;
 /// Buffers kept at most.
-const KEPT: usize = 64;
+const KEPT_BUFFERS: usize = 64;
 /// No buffer is smaller.
 const SMALLEST: usize = 4 << 10;
 /// Larger ones are whole multiples of it; smaller ones powers of two.
@@ -49,18 +49,18 @@ impl Buffers {
     }
 
     /// What `buffer` holds; its memory comes back once the last holder drops it.
-    pub fn lend(&self, mut buffer: Buffer) -> Bytes {
-        let lent = buffer.bytes.split().freeze();
+    pub fn share(&self, mut buffer: Buffer) -> Bytes {
+        let shared = buffer.bytes.split().freeze();
         let mut kept = lock(&self.kept);
         let mut size: usize = kept.iter().map(|buffer| buffer.size).sum();
         size += buffer.size;
-        while !kept.is_empty() && (size > BUFFERS_KEPT_BYTES || kept.len() >= KEPT) {
+        while !kept.is_empty() && (size > BUFFERS_KEPT_BYTES || kept.len() >= KEPT_BUFFERS) {
             size -= kept.remove(0).size;
         }
         if size <= BUFFERS_KEPT_BYTES {
             kept.push(buffer);
         }
-        lent
+        shared
     }
 }
 
@@ -168,13 +168,13 @@ mod tests {
     #[test]
     fn a_buffer_comes_back_whole_and_aligned_when_the_last_holder_drops_it() {
         let buffers = Buffers::default();
-        let first = buffers.lend(filled(&buffers, 5000));
+        let first = buffers.share(filled(&buffers, 5000));
         let (address, part) = (first.as_ptr().addr(), first.slice(100..));
         drop(first);
         assert!(buffers.again(5000).is_none(), "a part of it is held");
         drop(part);
         for bytes in [8192, 4096, 5000, 2048] {
-            let again = buffers.lend(filled(&buffers, bytes));
+            let again = buffers.share(filled(&buffers, bytes));
             assert_eq!((again.as_ptr().addr(), again.len()), (address, bytes));
             assert!(address.is_multiple_of(PAYLOAD_ALIGNMENT));
         }
@@ -185,16 +185,16 @@ mod tests {
     #[test]
     fn no_more_is_kept_than_said() {
         let buffers = Buffers::default();
-        for _ in 0..3 * KEPT {
-            drop(buffers.lend(filled(&buffers, 1)));
+        for _ in 0..3 * KEPT_BUFFERS {
+            drop(buffers.share(filled(&buffers, 1)));
         }
-        let held: Vec<_> = (0..3 * KEPT).map(|_| buffers.lend(filled(&buffers, 1))).collect();
-        assert_eq!(lock(&buffers.kept).len(), KEPT);
+        let held: Vec<_> = (0..3 * KEPT_BUFFERS).map(|_| buffers.share(filled(&buffers, 1))).collect();
+        assert_eq!(lock(&buffers.kept).len(), KEPT_BUFFERS);
         drop(held);
-        let large: Vec<_> = (0..4).map(|_| buffers.lend(filled(&buffers, BUFFERS_KEPT_BYTES / 3))).collect();
+        let large: Vec<_> = (0..4).map(|_| buffers.share(filled(&buffers, BUFFERS_KEPT_BYTES / 3))).collect();
         assert!(lock(&buffers.kept).iter().map(Buffer::size).sum::<usize>() <= BUFFERS_KEPT_BYTES);
         assert!(large.iter().all(|payload| payload.len() == BUFFERS_KEPT_BYTES / 3));
-        buffers.lend(filled(&buffers, BUFFERS_KEPT_BYTES + 1));
+        buffers.share(filled(&buffers, BUFFERS_KEPT_BYTES + 1));
         assert!(lock(&buffers.kept).is_empty());
     }
 }

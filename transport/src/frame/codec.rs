@@ -33,7 +33,7 @@ pub const FIRST_RESERVATION: usize = 4 << 20;
 /// Beyond [`FIRST_RESERVATION`] it reserves this many times what has come.
 pub const RESERVATION_GROWTH: usize = 4;
 /// A meta up to here is copied behind its header, which costs less than to hand it over by itself.
-const SMALL_META: usize = 2 << 10;
+const COPIED_META_BYTES: usize = 2 << 10;
 /// Payloads from here on may come in parts: below, one core is done before others have woken.
 pub(crate) const STRIPED_FROM: usize = 1 << 20;
 /// Bytes taken at once for headers and small metas.
@@ -61,14 +61,14 @@ impl Encoder {
         check_leaving(&frame)?;
         let (meta, payload) = (frame.meta.len(), frame.payload.len());
         let padding = &ZEROS[..padding(meta, payload)];
-        let joined = if meta <= SMALL_META { meta + padding.len() } else { 0 };
+        let joined = if meta <= COPIED_META_BYTES { meta + padding.len() } else { 0 };
         if self.heads.capacity() < HEADER_BYTES + joined {
             self.heads.reserve(HEADS);
         }
         let mut header = encode_header(&frame.header, meta, payload);
         header[PARTS].copy_from_slice(&(parts as u16).to_le_bytes());
         self.heads.extend_from_slice(&header);
-        if meta <= SMALL_META {
+        if meta <= COPIED_META_BYTES {
             self.heads.extend_from_slice(&frame.meta);
             self.heads.extend_from_slice(padding);
             return Ok([self.heads.split().freeze(), Bytes::new(), Bytes::new(), frame.payload]);
@@ -122,7 +122,7 @@ impl Parted {
     }
 
     pub fn finish(self, buffers: &Buffers) -> Frame {
-        Frame::new(self.header, self.meta, buffers.lend(self.payload))
+        Frame::new(self.header, self.meta, buffers.share(self.payload))
     }
 }
 
@@ -207,7 +207,7 @@ impl FrameDecoder {
         let Body { header, meta, payload, is_parted, .. } = body;
         Ok(Some(match payload {
             Some(payload) if is_parted => Decoded::Parted(Parted { header, meta, payload }),
-            Some(payload) => Decoded::Frame(Frame::new(header, meta, self.buffers.lend(payload))),
+            Some(payload) => Decoded::Frame(Frame::new(header, meta, self.buffers.share(payload))),
             None => Decoded::Frame(Frame::new(header, meta, Bytes::new())),
         }))
     }

@@ -12,7 +12,7 @@ use rkyv::util::AlignedVec;
 use crate::signal::lock;
 
 /// Metas kept at most for frames to come.
-const KEPT: usize = 64;
+const KEPT_METAS: usize = 64;
 /// Bytes of each of them, however few are in it; larger ones are not kept.
 pub(crate) const META_KEPT_BYTES: usize = 2 << 10;
 
@@ -42,7 +42,7 @@ impl Metas {
 
     fn keep(&self, mut bytes: AlignedVec) {
         let mut kept = lock(&self.kept);
-        if kept.len() < KEPT && bytes.capacity() <= META_KEPT_BYTES {
+        if kept.len() < KEPT_METAS && bytes.capacity() <= META_KEPT_BYTES {
             bytes.clear();
             kept.push(bytes);
         }
@@ -111,11 +111,11 @@ mod tests {
         drop((again, copy));
         assert_eq!(lock(&metas.kept).len(), 1, "a copy is of nobody");
         assert!(metas.take(0).is_none() && metas.take(META_KEPT_BYTES + 1).is_none());
-        let many: Vec<_> = (0..2 * KEPT).map(|_| metas.take(META_KEPT_BYTES).expect("it is small")).collect();
+        let many: Vec<_> = (0..2 * KEPT_METAS).map(|_| metas.take(META_KEPT_BYTES).expect("it is small")).collect();
         let mut grown = metas.take(1).expect("it is small");
         grown.resize(META_KEPT_BYTES + 1, 7);
         drop((grown, many));
         let kept = lock(&metas.kept);
-        assert!(kept.len() == KEPT && kept.iter().all(|meta| meta.capacity() <= META_KEPT_BYTES));
+        assert!(kept.len() == KEPT_METAS && kept.iter().all(|meta| meta.capacity() <= META_KEPT_BYTES));
     }
 }

@@ -26,14 +26,14 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where certificates are given out, and where this node is.
 #[derive(Clone, Copy, Debug)]
-pub struct At {
+pub struct JoinAddress {
     /// The listener.
     pub listener: SocketAddr,
     /// The node's own address, which is shown where it is this machine's.
     pub node: Option<IpAddr>,
 }
 
-impl From<SocketAddr> for At {
+impl From<SocketAddr> for JoinAddress {
     fn from(listener: SocketAddr) -> Self {
         Self { listener, node: None }
     }
@@ -42,7 +42,7 @@ impl From<SocketAddr> for At {
 /// Exchanges `token` for certificates of `hosts`, which are to run on `node`: in their order, each with a new key that was
 /// made here. The token is spent once the listener has said yes, even if its answer is then lost.
 pub async fn join(
-    at: impl Into<At>,
+    at: impl Into<JoinAddress>,
     token: &JoinToken,
     node: &str,
     hosts: &[String],
@@ -58,7 +58,7 @@ pub async fn join(
 /// order, each with a new key that was made here. `current` is the node's own; its CA certificates stay trusted, and the
 /// listener must be of one of them.
 pub async fn renew(
-    at: impl Into<At>,
+    at: impl Into<JoinAddress>,
     current: &Credentials,
     hosts: &[String],
 ) -> Result<Vec<(String, Credentials)>, JoinError> {
@@ -72,7 +72,7 @@ pub async fn renew(
 }
 
 /// Serial numbers of the cluster's certificates that count no more, for a node with a good certificate.
-pub async fn revoked(at: impl Into<At>, current: &Credentials) -> Result<Vec<String>, JoinError> {
+pub async fn revoked(at: impl Into<JoinAddress>, current: &Credentials) -> Result<Vec<String>, JoinError> {
     let node = CertificateInfo::from_pem(&current.identity.certificate)?.name;
     let authorities = authority_hashes(&current.ca)?;
     let listener = Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity) };
@@ -106,7 +106,7 @@ impl<'a> Wanted<'a> {
 
 /// Who is asked, by whom.
 struct Listener<'a> {
-    at: At,
+    at: JoinAddress,
     /// SHA-256 of the CA certificates of which it must have one's key.
     authorities: Vec<[u8; 32]>,
     node: &'a str,
@@ -128,7 +128,7 @@ impl Listener<'_> {
     }
 
     async fn answer(&self, request: &[u8]) -> Result<JoinAnswer, JoinError> {
-        let At { listener: address, node } = self.at;
+        let JoinAddress { listener: address, node } = self.at;
         let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         // An address that is not this machine's is the listener's to object to.
         let own = node.filter(|node| node.is_ipv4() == address.is_ipv4());

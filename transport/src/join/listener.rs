@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     certificates::{CertificateAuthority, CertificateError, CertificateInfo, Member, MemberRole, Validity},
-    quic::admission::{self, HalfOpen, Limits, Received, Reception},
+    quic::admission::{self, AdmissionGuard, HalfOpen, Limits, Received},
     signal::lock,
 };
 
@@ -171,14 +171,14 @@ fn transport(time_limit: Duration) -> TransportConfig {
 }
 
 async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Duration) {
-    let reception = Reception::new(NODES_AT_A_TIME);
+    let reception = AdmissionGuard::new(NODES_AT_A_TIME);
     while let Some(incoming) = endpoint.accept().await {
         let peer = incoming.remote_address();
         let (incoming, place) = match reception.receive(incoming) {
             Received::Shake(incoming, place) => (*incoming, place),
             Received::Later => continue,
             Received::Dropped(reason) => {
-                reception.tell(peer, reason, "too many nodes are joining");
+                reception.log_refusal(peer, reason, "too many nodes are joining");
                 continue;
             }
         };
@@ -186,8 +186,8 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
         tokio::spawn(async move {
             match tokio::time::timeout(time_limit, serve((incoming, place), counter)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(cause)) => reception.tell(peer, "join", &cause),
-                Err(_) => reception.tell(peer, "slow", &format!("it did not join within {time_limit:?}")),
+                Ok(Err(cause)) => reception.log_refusal(peer, "join", &cause),
+                Err(_) => reception.log_refusal(peer, "slow", &format!("it did not join within {time_limit:?}")),
             }
         });
     }

@@ -113,13 +113,13 @@ pub fn between<T: Transport>(
     };
     let Ok(address) = address.recv() else { return Err(failure(far.join())) };
     let timed = one_thread()?.block_on(async {
-        let (loads, (tell, mut told)) = (loads.to_vec(), unbounded_channel());
+        let (loads, (tell, mut reported)) = (loads.to_vec(), unbounded_channel());
         // A task as hosts answer in: the one that a runtime is started with is looked at less often.
         let asking = tokio::spawn(async move {
             // Whoever is told waits for all of them.
             ask(&bind()?, address, &loads, |timed| drop(tell.send(timed.clone()))).await
         });
-        while let Some(timed) = told.recv().await {
+        while let Some(timed) = reported.recv().await {
             done(&timed);
         }
         asking.await.unwrap_or(Err(MeasureError::Ended))
@@ -293,9 +293,9 @@ mod tests {
 
     /// Every load is timed in turn, and told once.
     fn check(measure: impl FnOnce(&mut dyn FnMut(&Timed)) -> Result<Vec<Timed>, MeasureError>) {
-        let mut told = Vec::new();
-        let timed = measure(&mut |timed| told.push(timed.load)).expect("loopback works");
-        assert_eq!(told, LOADS);
+        let mut reported = Vec::new();
+        let timed = measure(&mut |timed| reported.push(timed.load)).expect("loopback works");
+        assert_eq!(reported, LOADS);
         assert_eq!(timed.iter().map(|timed| timed.times.len()).collect::<Vec<_>>(), [20, 3, 1]);
         assert!(timed.iter().all(|timed| timed.percentile(50) <= timed.percentile(99)));
     }

@@ -51,14 +51,14 @@ impl Announcement {
     }
 }
 
-type Permit = Result<mpsc::OwnedPermit<Frame>, TransportError>;
+type LocalPermit = Result<mpsc::OwnedPermit<Frame>, TransportError>;
 
 struct LocalSender {
     side: Arc<Side>,
     outgoing: mpsc::Sender<Frame>,
     announcement: Option<Announcement>,
     /// While the queue is full: a place in it.
-    place: Option<BoxFuture<'static, Permit>>,
+    place: Option<BoxFuture<'static, LocalPermit>>,
 }
 
 impl FrameSender for LocalSender {
@@ -102,7 +102,7 @@ impl LocalSender {
     }
 }
 
-fn wait_for_place(side: Arc<Side>, outgoing: mpsc::Sender<Frame>) -> BoxFuture<'static, Permit> {
+fn wait_for_place(side: Arc<Side>, outgoing: mpsc::Sender<Frame>) -> BoxFuture<'static, LocalPermit> {
     Box::pin(async move {
         tokio::select! {
             biased;

@@ -111,37 +111,37 @@ impl Admission {
 
 /// Which refusals are logged: one a source and minute, with how many there were.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints {
-    told: HashMap<Source, Told>,
+pub(crate) struct RefusalLog {
+    reported: HashMap<Source, RefusalNotice>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct RefusalNotice {
     at: Instant,
     since: u64,
 }
 
-impl Complaints {
+impl RefusalLog {
     /// Somebody was refused at `now`: how many others of that source were since it was told last, if it is to be told now.
     pub fn add(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
         let mut source = Source::of(from);
-        if self.told.len() >= TOLD_APART && !self.told.contains_key(&source) {
-            self.told.retain(|_, told| now < told.at + TELL_EVERY);
-            if self.told.len() >= TOLD_APART {
+        if self.reported.len() >= TOLD_APART && !self.reported.contains_key(&source) {
+            self.reported.retain(|_, reported| now < reported.at + TELL_EVERY);
+            if self.reported.len() >= TOLD_APART {
                 source = Source(Ipv6Addr::UNSPECIFIED.into());
             }
         }
-        match self.told.get_mut(&source) {
-            Some(told) if now < told.at + TELL_EVERY => {
-                told.since += 1;
+        match self.reported.get_mut(&source) {
+            Some(reported) if now < reported.at + TELL_EVERY => {
+                reported.since += 1;
                 None
             }
-            Some(told) => {
-                told.at = now;
-                Some(std::mem::take(&mut told.since))
+            Some(reported) => {
+                reported.at = now;
+                Some(std::mem::take(&mut reported.since))
             }
             None => {
-                self.told.insert(source, Told { at: now, since: 0 });
+                self.reported.insert(source, RefusalNotice { at: now, since: 0 });
                 Some(0)
             }
         }
@@ -150,9 +150,9 @@ impl Complaints {
 
 /// The rule, as the sockets of a listener share it.
 #[derive(Debug)]
-pub(crate) struct Reception {
+pub(crate) struct AdmissionGuard {
     admission: Mutex<Admission>,
-    complaints: Mutex<Complaints>,
+    complaints: Mutex<RefusalLog>,
 }
 
 /// What becomes of a peer that came.
@@ -165,7 +165,7 @@ pub(crate) enum Received {
     Dropped(&'static str),
 }
 
-impl Reception {
+impl AdmissionGuard {
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self { admission: Mutex::new(Admission::new(limits)), complaints: Mutex::default() })
     }
@@ -192,9 +192,9 @@ impl Reception {
     }
 
     /// Logs that somebody was refused, unless its source was named within the minute.
-    pub fn tell(&self, peer: SocketAddr, reason: &str, cause: &str) {
-        let told = lock(&self.complaints).add(Instant::now(), peer.ip());
-        if let Some(more) = told {
+    pub fn log_refusal(&self, peer: SocketAddr, reason: &str, cause: &str) {
+        let reported = lock(&self.complaints).add(Instant::now(), peer.ip());
+        if let Some(more) = reported {
             tracing::warn!(%peer, reason, cause, more, "refused a peer; more of its address were since it was told last");
         }
     }
@@ -203,7 +203,7 @@ impl Reception {
 /// A handshake under way.
 #[derive(Debug)]
 pub(crate) struct HalfOpen {
-    reception: Arc<Reception>,
+    reception: Arc<AdmissionGuard>,
     from: IpAddr,
     proven: bool,
 }
@@ -277,16 +277,16 @@ mod tests {
 
     #[test]
     fn a_source_is_named_once_a_minute_and_all_of_them_cost_a_bounded_memory() {
-        let (mut complaints, start) = (Complaints::default(), Instant::now());
+        let (mut complaints, start) = (RefusalLog::default(), Instant::now());
         assert_eq!(complaints.add(start, address(1)), Some(0));
         assert_eq!((0..7).find_map(|_| complaints.add(start + TELL_EVERY / 2, address(1))), None);
         assert_eq!(complaints.add(start, address(2)), Some(0), "another one is told");
         assert_eq!(complaints.add(start + TELL_EVERY, address(1)), Some(7));
-        let told: usize = (0..100_000_u32)
+        let reported: usize = (0..100_000_u32)
             .filter(|peer| complaints.add(start + TELL_EVERY, IpAddr::from(peer.to_be_bytes())).is_some())
             .count();
-        assert!(complaints.told.len() <= TOLD_APART + 1 && told <= TOLD_APART + 1, "{told}");
+        assert!(complaints.reported.len() <= TOLD_APART + 1 && reported <= TOLD_APART + 1, "{reported}");
         assert_eq!(complaints.add(start + TELL_EVERY * 3, address(200)), Some(0));
-        assert_eq!(complaints.told.len(), 1, "what is old is forgotten");
+        assert_eq!(complaints.reported.len(), 1, "what is old is forgotten");
     }
 }

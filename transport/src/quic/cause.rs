@@ -83,15 +83,15 @@ fn alert(error: &ConnectionError) -> Option<u64> {
 
 /// The part of the error that says what happened, without the codes around it.
 pub(crate) fn words(error: ConnectionError) -> String {
-    let said = match &error {
+    let stated = match &error {
         ConnectionError::TransportError(error) => error.reason.clone(),
         ConnectionError::ConnectionClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
         _ => String::new(),
     };
-    if said.is_empty() { error.to_string() } else { said }
+    if stated.is_empty() { error.to_string() } else { stated }
 }
 
 pub(crate) const TRANSPORT_CLOSED: &str = "the transport was closed";
 
 /// Closes a lane with its link.
-pub(crate) const CLOSED: VarInt = VarInt::from_u32(0);
+pub(crate) const LANE_CLOSED: VarInt = VarInt::from_u32(0);

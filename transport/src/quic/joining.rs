@@ -12,10 +12,10 @@ use crate::{
     certificates::CLUSTER_DNS_NAME,
     quic::{
         admission::HalfOpen,
-        cause::{self, CLOSED},
-        lanes::{Announced, TOKEN_BYTES, Token},
+        cause::{self, LANE_CLOSED},
+        lanes::{AnnouncedLanes, LaneToken, TOKEN_BYTES},
         peer::{Peer, stripes},
-        settings::{Rejected, Settings},
+        settings::{HandshakeSettings, Rejected},
     },
     signal::lock,
 };
@@ -24,7 +24,7 @@ use crate::{
 pub(super) const INTRODUCTION: Duration = Duration::from_secs(5);
 
 /// Lets peers' lanes in, each on the thread of the lane that it reached.
-pub(super) fn accept(settings: &Arc<Settings>) {
+pub(super) fn accept(settings: &Arc<HandshakeSettings>) {
     for (index, lane) in settings.lanes.lanes.iter().enumerate() {
         let (endpoint, settings) = (lane.endpoint.clone(), Arc::downgrade(settings));
         lane.runtime.spawn(async move {
@@ -44,7 +44,7 @@ pub(super) fn accept(settings: &Arc<Settings>) {
 
 /// A lane of a peer: it must be a member, and of the link whose token it knows.
 pub(super) async fn admit(
-    settings: &Arc<Settings>,
+    settings: &Arc<HandshakeSettings>,
     index: usize,
     coming: (Connecting, HalfOpen),
 ) -> Result<(), Rejected> {
@@ -67,15 +67,15 @@ pub(super) async fn admit(
 }
 
 /// What a lane says first: the token of its link, and how many lanes there will be.
-pub(super) async fn introduction(lane: &Connection) -> Option<(Token, usize)> {
-    let mut said = [0; TOKEN_BYTES + 1];
-    lane.accept_uni().await.ok()?.read_exact(&mut said).await.ok()?;
-    let (token, count) = said.split_at(TOKEN_BYTES);
+pub(super) async fn introduction(lane: &Connection) -> Option<(LaneToken, usize)> {
+    let mut stated = [0; TOKEN_BYTES + 1];
+    lane.accept_uni().await.ok()?.read_exact(&mut stated).await.ok()?;
+    let (token, count) = stated.split_at(TOKEN_BYTES);
     Some((token.try_into().ok()?, usize::from(count[0])))
 }
 
 /// Connects as many lanes as both sides have, while the link is in use already. Without them it goes on alone.
-pub(super) fn connect(settings: &Arc<Settings>, peer: &Arc<Peer>, announced: &Announced) {
+pub(super) fn connect(settings: &Arc<HandshakeSettings>, peer: &Arc<Peer>, announced: &AnnouncedLanes) {
     let count = settings.lanes.lanes.len().min(announced.ports.len());
     for (index, lane) in settings.lanes.lanes.iter().enumerate().take(count) {
         let address = SocketAddr::new(peer.address.ip(), announced.ports[index]);
@@ -91,10 +91,10 @@ pub(super) fn connect(settings: &Arc<Settings>, peer: &Arc<Peer>, announced: &An
 }
 
 pub(super) async fn join(
-    settings: &Arc<Settings>,
+    settings: &Arc<HandshakeSettings>,
     peer: &Weak<Peer>,
     place: (usize, usize),
-    (address, token): (SocketAddr, Token),
+    (address, token): (SocketAddr, LaneToken),
 ) -> Result<(), String> {
     let trust = settings.trust();
     let client = trust.sides(address).client.clone();
@@ -103,8 +103,8 @@ pub(super) async fn join(
     let lane = connecting.await.map_err(cause::words)?;
     let member = settings.identify(&lane, &trust)?.map(|known| known.member);
     let mut introduction = lane.open_uni().await.map_err(cause::words)?;
-    let said = [&token[..], &[place.1 as u8]].concat();
-    introduction.write_all(&said).await.map_err(|error| error.to_string())?;
+    let stated = [&token[..], &[place.1 as u8]].concat();
+    introduction.write_all(&stated).await.map_err(|error| error.to_string())?;
     let Some(peer) = peer.upgrade().filter(|peer| peer.member == member) else {
         return Err("its link is gone, or it ends at another member".into());
     };
@@ -114,7 +114,7 @@ pub(super) async fn join(
 
 /// Gives a link its lane; whether it has all of them now. Called on the lane's thread, which reads it from then on.
 pub(super) fn attach(
-    settings: &Arc<Settings>,
+    settings: &Arc<HandshakeSettings>,
     peer: &Arc<Peer>,
     (index, count): (usize, usize),
     lane: Connection,
@@ -142,7 +142,7 @@ pub(super) async fn read(peer: Weak<Peer>, (index, count): (usize, usize), lane:
     match &lost {
         // Lanes are closed with their link, which says why.
         ConnectionError::LocallyClosed => return,
-        ConnectionError::ApplicationClosed(close) if close.error_code == CLOSED => return,
+        ConnectionError::ApplicationClosed(close) if close.error_code == LANE_CLOSED => return,
         // A silent peer is noticed by the link itself, perhaps a moment later.
         ConnectionError::TimedOut => tokio::time::sleep(patience).await,
         _ => {}

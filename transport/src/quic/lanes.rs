@@ -21,21 +21,21 @@ use super::{
     peer::Peer,
     tuning::{self, socket::Socket},
 };
-use crate::{quic::cause::CLOSED, signal::lock};
+use crate::{quic::cause::LANE_CLOSED, signal::lock};
 
 /// Lanes at most, the link's own connection not counted.
 pub const MOST_LANES: usize = 15;
 pub(super) const TOKEN_BYTES: usize = 16;
 
 /// Which link a lane is for: drawn at random, and told to the link's peer alone.
-pub(super) type Token = [u8; TOKEN_BYTES];
+pub(super) type LaneToken = [u8; TOKEN_BYTES];
 
 /// The lanes of a transport.
 #[derive(Default)]
 pub(super) struct Lanes {
     pub(super) lanes: Vec<Lane>,
     /// Links whose lanes have not all come.
-    pub(super) expected: Mutex<HashMap<Token, Weak<Peer>>>,
+    pub(super) expected: Mutex<HashMap<LaneToken, Weak<Peer>>>,
 }
 
 pub(super) struct Lane {
@@ -47,9 +47,9 @@ pub(super) struct Lane {
 }
 
 /// What a peer told of its lanes.
-pub(super) struct Announced {
+pub(super) struct AnnouncedLanes {
     pub(super) ports: Vec<u16>,
-    pub(super) token: Token,
+    pub(super) token: LaneToken,
 }
 
 impl Lane {
@@ -91,31 +91,31 @@ impl Lanes {
     }
 
     pub fn close(&self, reason: &[u8]) {
-        self.lanes.iter().for_each(|lane| lane.endpoint.close(CLOSED, reason));
+        self.lanes.iter().for_each(|lane| lane.endpoint.close(LANE_CLOSED, reason));
     }
 
     /// What the peer of a new link is told: how many lanes there are, their ports, and the token of the link.
     pub fn announce(&self, peer: &Arc<Peer>) -> Vec<u8> {
-        let mut said = vec![self.lanes.len() as u8];
+        let mut stated = vec![self.lanes.len() as u8];
         let mut token = [0; TOKEN_BYTES];
         if self.lanes.is_empty() || SystemRandom::new().fill(&mut token).is_err() {
             return vec![0];
         }
-        said.extend(self.lanes.iter().flat_map(|lane| lane.port.to_le_bytes()));
-        said.extend(token);
+        stated.extend(self.lanes.iter().flat_map(|lane| lane.port.to_le_bytes()));
+        stated.extend(token);
         let mut expected = lock(&self.expected);
         expected.retain(|_, peer| peer.strong_count() > 0);
         expected.insert(token, Arc::downgrade(peer));
-        said
+        stated
     }
 }
 
-impl Announced {
+impl AnnouncedLanes {
     /// The peer's words; `None` where it has no lanes.
     pub async fn read(greeting: &mut RecvStream) -> Result<Option<Self>, ReadExactError> {
         let mut count = [0];
         greeting.read_exact(&mut count).await?;
-        let (mut ports, mut token) = (vec![0; 2 * usize::from(count[0])], Token::default());
+        let (mut ports, mut token) = (vec![0; 2 * usize::from(count[0])], LaneToken::default());
         if ports.is_empty() {
             return Ok(None);
         }
@@ -147,15 +147,15 @@ mod tests {
     const LANES: usize = 3;
 
     /// Tells of lanes and of who was refused.
-    struct Told(watch::Sender<(usize, usize)>);
+    struct LaneNotifier(watch::Sender<(usize, usize)>);
 
-    impl Observer for Told {
+    impl Observer for LaneNotifier {
         fn lanes(&self, _: SocketAddr, lanes: usize) {
-            self.0.send_modify(|told| told.0 = lanes);
+            self.0.send_modify(|reported| reported.0 = lanes);
         }
 
         fn rejected(&self, _: &'static str) {
-            self.0.send_modify(|told| told.1 += 1);
+            self.0.send_modify(|reported| reported.1 += 1);
         }
     }
 
@@ -167,12 +167,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_lane_takes_its_link_with_it() {
-        let told = [(); 2].map(|()| Arc::new(Told(watch::Sender::default())));
-        let [near, far] = [0, 1].map(|end| bind(LANES, told[end].clone()));
+        let reported = [(); 2].map(|()| Arc::new(LaneNotifier(watch::Sender::default())));
+        let [near, far] = [0, 1].map(|end| bind(LANES, reported[end].clone()));
         let (link, accepted) = tokio::join!(near.connect_to(far.local_address()), far.accept());
         let (link, accepted) = (link.expect("it listens"), accepted.expect("it is open"));
-        for told in &told {
-            told.0.subscribe().wait_for(|told| told.0 == LANES).await.expect("it lives");
+        for reported in &reported {
+            reported.0.subscribe().wait_for(|reported| reported.0 == LANES).await.expect("it lives");
         }
         link.peer.stripes.ready()[1].close(VarInt::from_u32(7), b"torn");
         let reason = link.closed().await.to_string();
@@ -182,16 +182,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_stranger_brings_no_lane() {
-        let told = Arc::new(Told(watch::Sender::default()));
-        let (near, far) = (bind(1, Arc::new(NoObserver)), bind(1, told.clone()));
+        let reported = Arc::new(LaneNotifier(watch::Sender::default()));
+        let (near, far) = (bind(1, Arc::new(NoObserver)), bind(1, reported.clone()));
         let address = SocketAddr::new(far.local_address().ip(), far.settings.lanes.lanes[0].port);
         let client = near.settings.trust().sides(address).client.clone();
         let endpoint = &near.settings.lanes.lanes[0].endpoint;
         let lane =
             endpoint.connect_with(client, address, CLUSTER_DNS_NAME).expect("it is open").await.expect("it listens");
-        let mut said = lane.open_uni().await.expect("it is up");
-        said.write_all(&[0; TOKEN_BYTES + 1]).await.expect("it is up");
+        let mut stated = lane.open_uni().await.expect("it is up");
+        stated.write_all(&[0; TOKEN_BYTES + 1]).await.expect("it is up");
         assert!(matches!(lane.closed().await, ConnectionError::ApplicationClosed(_)));
-        told.0.subscribe().wait_for(|told| told.1 == 1).await.expect("it lives");
+        reported.0.subscribe().wait_for(|reported| reported.1 == 1).await.expect("it lives");
     }
 }

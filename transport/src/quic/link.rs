@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use quinn::{Connection, ReadError, ReadExactError};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{cause, lanes::Announced, settings::Settings, trust::Known};
+use super::{cause, lanes::AnnouncedLanes, settings::HandshakeSettings, trust::KnownPeer};
 use crate::{Channel, Link, PROTOCOL_VERSION, TransportError, certificates::Member, quic::peer::Peer};
 
 pub(super) struct QuicLink {
@@ -18,7 +18,7 @@ pub(super) struct QuicLink {
 }
 
 impl QuicLink {
-    pub fn new(connection: Connection, known: Option<Known>, settings: &Settings) -> Self {
+    pub fn new(connection: Connection, known: Option<KnownPeer>, settings: &HandshakeSettings) -> Self {
         let address = connection.remote_address();
         let (closing, stripes) = Default::default();
         let (buffers, observer) = (settings.buffers.clone(), settings.observer.clone());
@@ -29,12 +29,12 @@ impl QuicLink {
     }
 
     /// What the peer tells of its lanes, once it has let this side in.
-    pub async fn await_welcome(&self) -> Result<Option<Announced>, TransportError> {
+    pub async fn await_welcome(&self) -> Result<Option<AnnouncedLanes>, TransportError> {
         let lost = |error| cause::of_handshake(error, self.peer.address);
         let mut greeting = self.peer.connection.accept_uni().await.map_err(lost)?;
         let mut version = [0; 2];
         let read = match greeting.read_exact(&mut version).await {
-            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => Announced::read(&mut greeting).await,
+            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => AnnouncedLanes::read(&mut greeting).await,
             Ok(()) => return Err(TransportError::protocol_version(self.peer.address)),
             Err(error) => Err(error),
         };

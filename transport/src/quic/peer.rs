@@ -14,7 +14,7 @@ use crate::{
     certificates::Member,
     frame::buffers::Buffers,
     quic::{
-        cause::{self, CLOSED, TRANSPORT_CLOSED},
+        cause::{self, LANE_CLOSED, TRANSPORT_CLOSED},
         trust::Revocable,
     },
 };
@@ -37,8 +37,8 @@ impl Peer {
     /// Ends the link and its lanes. The first reason stands.
     pub fn close(&self, reason: &str) {
         let reason = self.closing.get_or_init(|| reason.to_owned());
-        self.connection.close(CLOSED, reason.as_bytes());
-        self.stripes.close(CLOSED, reason.as_bytes());
+        self.connection.close(LANE_CLOSED, reason.as_bytes());
+        self.stripes.close(LANE_CLOSED, reason.as_bytes());
     }
 
     /// A part of a frame did not go over its lane, which takes the link with it, if that is not gone before.
@@ -67,6 +67,6 @@ impl Revocable for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.stripes.close(CLOSED, b"");
+        self.stripes.close(LANE_CLOSED, b"");
     }
 }

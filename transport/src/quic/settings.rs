@@ -12,17 +12,17 @@ use crate::{
     Observer,
     frame::buffers::Buffers,
     quic::{
-        admission::{HalfOpen, Received, Reception},
+        admission::{AdmissionGuard, HalfOpen, Received},
         cause,
         config::Paths,
         lanes::Lanes,
-        trust::{Known, Revoked, Trust},
+        trust::{KnownPeer, Revoked, Trust},
         tuning, vouch,
     },
 };
 
 /// What every handshake of a transport needs.
-pub(super) struct Settings {
+pub(super) struct HandshakeSettings {
     pub(super) paths: Paths,
     pub(super) trust: RwLock<Arc<Trust>>,
     pub(super) connect_timeout: Duration,
@@ -30,12 +30,12 @@ pub(super) struct Settings {
     pub(super) buffers: Arc<Buffers>,
     pub(super) lanes: Lanes,
     pub(super) observer: Arc<dyn Observer>,
-    pub(super) vouched: vouch::Desk,
-    pub(super) reception: Arc<Reception>,
+    pub(super) vouched: vouch::VouchService,
+    pub(super) reception: Arc<AdmissionGuard>,
     pub(super) revoked: Revoked,
 }
 
-impl Settings {
+impl HandshakeSettings {
     pub(super) fn trust(&self) -> Arc<Trust> {
         // Nothing panics while holding this lock.
         self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -60,7 +60,7 @@ impl Settings {
     pub(super) async fn shaken(
         &self,
         (connecting, place): (Connecting, HalfOpen),
-    ) -> Result<(Connection, Option<Known>), Rejected> {
+    ) -> Result<(Connection, Option<KnownPeer>), Rejected> {
         let limit = self.connect_timeout;
         let connection = tokio::time::timeout(limit, connecting).await.map_err(|_| Rejected {
             reason: cause::HANDSHAKE,
@@ -75,7 +75,7 @@ impl Settings {
 
     /// Who a peer is whose certificate TLS has verified, if it is one of this cluster and not revoked; else the connection is
     /// closed, and the error says why.
-    pub(super) fn identify(&self, connection: &Connection, trust: &Trust) -> Result<Option<Known>, String> {
+    pub(super) fn identify(&self, connection: &Connection, trust: &Trust) -> Result<Option<KnownPeer>, String> {
         let shown = trust.shown(connection).and_then(|shown| match &shown {
             Some((_, info)) if self.revoked.holds(&info.serial) => {
                 Err(format!("the certificate {} of {:?} is revoked", info.serial, info.name))
@@ -85,14 +85,14 @@ impl Settings {
         let shown = shown.inspect_err(|cause| connection.close(cause::WRONG_IDENTITY, cause.as_bytes()))?;
         Ok(shown.map(|(member, info)| {
             self.observer.shown(&member, info.validity.not_after.into());
-            Known { member, serial: info.serial }
+            KnownPeer { member, serial: info.serial }
         }))
     }
 
     pub(super) fn refused(&self, peer: SocketAddr, Rejected { reason, cause }: &Rejected) {
         self.observer.rejected(reason);
         self.observer.turned_away(peer, cause);
-        self.reception.tell(peer, reason, cause);
+        self.reception.log_refusal(peer, reason, cause);
     }
 }
 

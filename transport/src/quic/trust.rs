@@ -63,7 +63,7 @@ impl Trust {
 
 /// Who a peer is, by its certificate.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownPeer {
     pub member: Member,
     /// Of the certificate.
     pub serial: String,

@@ -115,8 +115,8 @@ fn loopback(config: (&QuicConfig, u32), queue: usize) -> TransportConfig {
 }
 
 /// The largest datagram of a loopback device whose MTU the system tells, headers of IPv6 and UDP taken off.
-fn loopback_datagram(told: Option<&str>) -> u16 {
-    let mtu = told.and_then(|told| told.trim().parse::<u32>().ok()).unwrap_or(UNTOLD_MTU);
+fn loopback_datagram(reported: Option<&str>) -> u16 {
+    let mtu = reported.and_then(|reported| reported.trim().parse::<u32>().ok()).unwrap_or(UNTOLD_MTU);
     mtu.saturating_sub(HEADERS).clamp(SMALLEST_MTU.into(), LARGEST_DATAGRAM.into()) as u16
 }
 

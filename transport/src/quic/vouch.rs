@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use quinn::{Connection, crypto::rustls::HandshakeData};
 use tokio::sync::mpsc;
 
-use super::{cause, trust::Known};
+use super::{cause, trust::KnownPeer};
 use crate::quic::tls::PROTOCOL;
 
 /// A connection whose peer has shaken hands.
@@ -17,18 +17,18 @@ pub(crate) struct Vouched {
     pub connection: Connection,
     /// Who the peer is; nobody where there are no certificates.
     #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX asks"))]
-    pub known: Option<Known>,
+    pub known: Option<KnownPeer>,
 }
 
 /// Where peers that ask for UCX are sent.
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct VouchService {
     taker: Mutex<Option<mpsc::Sender<Vouched>>>,
 }
 
-impl Desk {
+impl VouchService {
     /// Gives the connection to whoever takes such, or closes it with the reason why nobody does.
-    pub async fn hand_over(&self, connection: Connection, known: Option<Known>) {
+    pub async fn hand_over(&self, connection: Connection, known: Option<KnownPeer>) {
         let taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let refused = match taker {
             Some(taker) => taker.send(Vouched { connection, known }).await.err().map(|vouched| vouched.0.connection),

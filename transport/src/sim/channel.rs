@@ -11,7 +11,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     faults::{self, Course},
-    pair::{Connection, Refusals, Side},
+    pair::{Refusals, SimConnection, SimSide},
 };
 use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError, frame::codec};
 
@@ -19,15 +19,15 @@ use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportErr
 const FRAMES_UNDER_WAY: usize = 16;
 
 /// Where a channel ends.
-pub(super) struct End {
-    pub side: Arc<Side>,
+pub(super) struct ChannelEnd {
+    pub side: Arc<SimSide>,
     pub refusals: Arc<Refusals>,
     pub course: Course,
 }
 
 /// `inner` with faults on what is sent over it.
-pub(super) fn over(inner: Channel, end: End) -> Channel {
-    let End { side, refusals, course } = end;
+pub(super) fn over(inner: Channel, end: ChannelEnd) -> Channel {
+    let ChannelEnd { side, refusals, course } = end;
     let (queue, packets) = mpsc::channel(FRAMES_UNDER_WAY);
     let route = Route { connection: side.connection.clone(), from: side.index, refusals: refusals.clone() };
     tokio::spawn(route.carry(packets, inner.sender));
@@ -36,24 +36,24 @@ pub(super) fn over(inner: Channel, end: End) -> Channel {
     Channel { sender: Box::new(sender), receiver: Box::new(receiver) }
 }
 
-type Permit = Result<mpsc::OwnedPermit<Packet>, TransportError>;
+type SimPermit = Result<mpsc::OwnedPermit<Packet>, TransportError>;
 
 struct SimSender {
-    side: Arc<Side>,
+    side: Arc<SimSide>,
     course: Course,
     sent: u64,
     /// When the frame before arrives; none overtakes it.
     due: Option<Instant>,
     queue: mpsc::Sender<Packet>,
     /// While a frame waits: a place in the queue.
-    place: Option<BoxFuture<'static, Permit>>,
+    place: Option<BoxFuture<'static, SimPermit>>,
 }
 
 /// A frame under way.
 struct Packet {
     due: Instant,
     frame: Frame,
-    end: faults::End,
+    end: faults::FrameEnd,
 }
 
 impl FrameSender for SimSender {
@@ -83,7 +83,7 @@ impl FrameSender for SimSender {
     }
 }
 
-fn wait_for_place(side: Arc<Side>, queue: mpsc::Sender<Packet>) -> BoxFuture<'static, Permit> {
+fn wait_for_place(side: Arc<SimSide>, queue: mpsc::Sender<Packet>) -> BoxFuture<'static, SimPermit> {
     Box::pin(async move {
         tokio::select! {
             biased;
@@ -97,7 +97,7 @@ fn wait_for_place(side: Arc<Side>, queue: mpsc::Sender<Packet>) -> BoxFuture<'st
 
 /// One direction of a channel.
 struct Route {
-    connection: Arc<Connection>,
+    connection: Arc<SimConnection>,
     /// The sending side.
     from: usize,
     refusals: Arc<Refusals>,
@@ -129,13 +129,13 @@ impl Route {
             }
             self.connection.pair.wait_open().await;
             match packet.end {
-                faults::End::Cut => return self.connection.cut(),
-                faults::End::Refused(error) => {
+                faults::FrameEnd::Cut => return self.connection.cut(),
+                faults::FrameEnd::Refused(error) => {
                     // Set once: nothing is delivered after it.
                     let _ = self.refusals.0[self.from].set(error);
                     return;
                 }
-                faults::End::Arrives => {}
+                faults::FrameEnd::Arrives => {}
             }
             match inner.send(packet.frame).await {
                 Ok(()) => {}
@@ -150,7 +150,7 @@ impl Route {
 }
 
 struct SimReceiver {
-    side: Arc<Side>,
+    side: Arc<SimSide>,
     refusals: Arc<Refusals>,
     /// Why this half is read no further.
     refused: Option<FrameError>,

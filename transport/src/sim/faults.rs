@@ -130,12 +130,12 @@ fn number(address: SocketAddr) -> [u64; 3] {
 pub(super) struct Fate {
     /// How long it takes.
     pub delay: Duration,
-    pub end: End,
+    pub end: FrameEnd,
     pub faults: Vec<FaultKind>,
 }
 
 /// How a frame's journey ends.
-pub(super) enum End {
+pub(super) enum FrameEnd {
     Arrives,
     /// The decoder refuses it.
     Refused(FrameError),
@@ -152,10 +152,10 @@ impl Faults {
         let [cut, corrupt, duplicate, reorder] =
             [self.cut, self.corrupt, self.duplicate, self.reorder].map(|chance| draw.happens(chance));
         let bit = draw.below(8 * HEADER_BYTES);
-        let mut fate = Fate { delay, end: End::Arrives, faults: Vec::new() };
+        let mut fate = Fate { delay, end: FrameEnd::Arrives, faults: Vec::new() };
         if cut {
             fate.faults.push(FaultKind::Cut);
-            fate.end = End::Cut;
+            fate.end = FrameEnd::Cut;
             return fate;
         }
         if reorder {
@@ -166,7 +166,7 @@ impl Faults {
             match refusal(frame, bit) {
                 Some(error) => {
                     fate.faults.push(FaultKind::Refused);
-                    fate.end = End::Refused(error);
+                    fate.end = FrameEnd::Refused(error);
                     return fate;
                 }
                 None => {

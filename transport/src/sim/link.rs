@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 
 use super::{
-    channel::{self, End},
+    channel::{self, ChannelEnd},
     faults::Course,
 };
 use crate::{
@@ -13,22 +13,22 @@ use crate::{
     certificates::Member,
     local::LocalLink,
     signal::lock,
-    sim::pair::{Connection, Refusals, Side},
+    sim::pair::{Refusals, SimConnection, SimSide},
 };
 
 pub(super) struct SimLink {
-    side: Arc<Side>,
+    side: Arc<SimSide>,
     inner: Arc<LocalLink>,
 }
 
 impl SimLink {
     pub(super) fn new(
-        connection: Arc<Connection>,
+        connection: Arc<SimConnection>,
         index: usize,
         inner: Arc<LocalLink>,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        Self { side: Arc::new(Side { connection, index, observer }), inner }
+        Self { side: Arc::new(SimSide { connection, index, observer }), inner }
     }
 
     /// The `number`th channel opened by `opener`, over `inner`.
@@ -52,7 +52,7 @@ impl SimLink {
             sender_opened: here == opener,
             channel: number,
         };
-        channel::over(inner, End { side: self.side.clone(), refusals, course })
+        channel::over(inner, ChannelEnd { side: self.side.clone(), refusals, course })
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Pair {
 #[derive(Default)]
 pub(super) struct PairState {
     pub(super) partitions: u64,
-    pub(super) connections: Vec<Weak<Connection>>,
+    pub(super) connections: Vec<Weak<SimConnection>>,
     /// Links made so far, by who connected.
     pub(super) links: HashMap<SocketAddr, u64>,
 }
@@ -43,7 +43,7 @@ impl Pair {
         self.blocked.wait_for(Option::is_none).await;
     }
 
-    pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
+    pub(super) fn connections(&self) -> Vec<Arc<SimConnection>> {
         lock(&self.state).connections.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -86,7 +86,7 @@ impl Pair {
 }
 
 /// What both sides of a link share. Side 0 connected, side 1 accepted.
-pub(super) struct Connection {
+pub(super) struct SimConnection {
     pub(super) network: Arc<Shared>,
     pub pair: Arc<Pair>,
     pub(super) addresses: [SocketAddr; 2],
@@ -103,7 +103,7 @@ pub(super) struct Connection {
 #[derive(Default)]
 pub(super) struct Refusals(pub [OnceLock<FrameError>; 2]);
 
-impl Connection {
+impl SimConnection {
     pub(super) fn new(network: &Arc<Shared>, addresses: [SocketAddr; 2]) -> Arc<Self> {
         let pair = network.pair(addresses[0], addresses[1]);
         let mut state = lock(&pair.state);
@@ -205,14 +205,14 @@ impl Connection {
 }
 
 /// One side of a link, held by the link and its channels; the link ends with its last holder.
-pub(super) struct Side {
-    pub connection: Arc<Connection>,
+pub(super) struct SimSide {
+    pub connection: Arc<SimConnection>,
     /// Which one.
     pub index: usize,
     pub observer: Arc<dyn Observer>,
 }
 
-impl Side {
+impl SimSide {
     pub(super) fn peer(&self) -> SocketAddr {
         self.connection.addresses[1 - self.index]
     }
@@ -222,7 +222,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for SimSide {
     fn drop(&mut self) {
         self.connection.close(self.index, LINK_DROPPED);
     }
@@ -236,7 +236,7 @@ pub(super) struct Shared {
     pub(super) faults: Mutex<Faults>,
     pub(super) pairs: Mutex<BTreeMap<(SocketAddr, SocketAddr), Arc<Pair>>>,
     /// Links that only one side has taken so far, by the number of the link beneath.
-    pub(super) half_taken: Mutex<HashMap<u64, Arc<Connection>>>,
+    pub(super) half_taken: Mutex<HashMap<u64, Arc<SimConnection>>>,
     pub(super) log: Mutex<Vec<Fault>>,
 }
 

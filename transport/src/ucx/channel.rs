@@ -30,7 +30,7 @@ pub(super) enum Settled {
 }
 
 /// A channel as its link knows it.
-pub(super) struct Shared {
+pub(super) struct SharedChannel {
     pub id: u64,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) outbox: Mutex<Outbox>,
@@ -105,7 +105,7 @@ impl Inbox {
     }
 }
 
-impl Shared {
+impl SharedChannel {
     pub fn new(id: u64) -> Arc<Self> {
         Arc::new(Self { id, inbox: Mutex::default(), outbox: Mutex::default() })
     }
@@ -211,18 +211,18 @@ mod tests {
     use rkyv::util::AlignedVec;
 
     use super::{
-        super::windows::{Holding, Windows},
+        super::windows::{HeldBytes, Windows},
         *,
     };
 
     fn item() -> Item {
-        let charge = Windows::new(1000, Holding::new(1000)).admit(1).expect("it is empty");
+        let charge = Windows::new(1000, HeldBytes::new(1000)).admit(1).expect("it is empty");
         Item::Frame(Frame::control(AlignedVec::new()), charge)
     }
 
     #[test]
     fn places_are_put_in_order_and_used_once() {
-        let shared = Shared::new(0);
+        let shared = SharedChannel::new(0);
         assert_eq!(shared.land(2, Item::Finish), Settled::Kept);
         assert_eq!(shared.land(3, Item::Finish), Settled::Twice, "a channel ends once");
         assert_eq!(shared.land(1, item()), Settled::Kept);
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_overruns_its_window_is_noticed() {
-        let (shared, window) = (Shared::new(0), 1000);
+        let (shared, window) = (SharedChannel::new(0), 1000);
         assert_eq!(shared.admit(window - 1, window), Some(true));
         assert_eq!(shared.admit(largest(), window), Some(true), "one frame may go beyond the window");
         assert_eq!(shared.admit(2, window), None);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn credit_for_what_was_never_sent_is_refused() {
-        let shared = Shared::new(0);
+        let shared = SharedChannel::new(0);
         lock(&shared.outbox).sent = 100;
         assert!(shared.credit(100));
         assert!(shared.credit(40), "an older credit says nothing new");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ucx::hello::Place;
+use crate::ucx::hello::ProcessLocation;
 
 /// Which of UCX's ways to use, and how.
 #[derive(Clone, Debug)]
@@ -46,8 +46,8 @@ impl Default for UcxConfig {
 
 impl UcxConfig {
     /// Where this process is, as far as sharing memory with it goes.
-    pub(super) fn place(&self) -> Place {
-        if shares_memory(&self.asked_transports()) { Place::here() } else { Place::nowhere() }
+    pub(super) fn place(&self) -> ProcessLocation {
+        if shares_memory(&self.asked_transports()) { ProcessLocation::here() } else { ProcessLocation::nowhere() }
     }
 
     /// What UCX is asked for.

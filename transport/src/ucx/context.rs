@@ -1,7 +1,7 @@
 //! UCX's context: which transports and interfaces it uses. Checks what can be checked before anything is sent.
 
+pub(crate) mod call_gate;
 pub(crate) mod found;
-pub(crate) mod gate;
 
 use std::{
     ffi::{CStr, CString},
@@ -10,11 +10,11 @@ use std::{
 
 use ucx_rs::{status_string, sys};
 
-use super::{UcxConfig, context::gate::Gate};
+use super::{UcxConfig, context::call_gate::CallGate};
 use crate::TransportError;
 
 /// Names that UCX knows for transports. It takes others without a word as long as one of the list is usable.
-const TRANSPORTS: &[&str] = &[
+const UCX_TRANSPORTS: &[&str] = &[
     "all",
     "self",
     "tcp",
@@ -113,7 +113,7 @@ pub(super) fn version() -> String {
 /// A configured UCX library.
 pub(super) struct Context {
     pub raw: sys::ucp_context_h,
-    pub gate: Gate,
+    pub call_gate: CallGate,
 }
 
 // SAFETY: the context is only read after its creation, and UCX locks what workers share in it (`mt_workers_shared`).
@@ -125,7 +125,7 @@ impl Context {
     pub fn new(config: &UcxConfig) -> Result<Self, TransportError> {
         check_transports(config)?;
         check_interfaces(&config.interfaces)?;
-        let settings = Settings::read(config)?;
+        let settings = UcxSettings::read(config)?;
         let params = sys::ucp_params {
             field_mask: u64::from(
                 sys::ucp_params_field_UCP_PARAM_FIELD_FEATURES
@@ -135,14 +135,14 @@ impl Context {
             mt_workers_shared: 1,
             ..Default::default()
         };
-        let (mut raw, gate) = (ptr::null_mut(), Gate::new());
-        let pass = gate.enter();
+        let (mut raw, call_gate) = (ptr::null_mut(), CallGate::new());
+        let pass = call_gate.enter();
         // SAFETY: both arguments live through the call, and `raw` is written only where it succeeds.
         let status =
             unsafe { sys::ucp_init_version(sys::UCP_API_MAJOR, sys::UCP_API_MINOR, &params, settings.raw, &mut raw) };
         drop(pass);
         if status == sys::ucs_status_t_UCS_OK {
-            return Ok(Self { raw, gate });
+            return Ok(Self { raw, call_gate });
         }
         let (transports, interfaces) = (config.asked_transports(), config.interfaces.join(","));
         if config.stays_within() {
@@ -161,7 +161,7 @@ impl Context {
 
     /// The transports that UCX found, with their devices.
     pub fn found(&self) -> Vec<String> {
-        let _pass = self.gate.enter();
+        let _pass = self.call_gate.enter();
         // SAFETY: the context lives.
         found::resources(&unsafe { found::print(self.raw) })
     }
@@ -169,17 +169,17 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let _pass = self.gate.enter();
+        let _pass = self.call_gate.enter();
         // SAFETY: the workers hold the context, so none is left.
         unsafe { sys::ucp_cleanup(self.raw) };
     }
 }
 
-struct Settings {
+struct UcxSettings {
     raw: *mut sys::ucp_config_t,
 }
 
-impl Settings {
+impl UcxSettings {
     fn read(config: &UcxConfig) -> Result<Self, TransportError> {
         let mut raw = ptr::null_mut();
         // SAFETY: null names mean the environment's `UCX_` variables and no file.
@@ -214,7 +214,7 @@ impl Settings {
     }
 }
 
-impl Drop for Settings {
+impl Drop for UcxSettings {
     fn drop(&mut self) {
         // SAFETY: read by `ucp_config_read` and released once.
         unsafe { sys::ucp_config_release(self.raw) };
@@ -227,9 +227,9 @@ fn check_transports(config: &UcxConfig) -> Result<(), TransportError> {
     let names = asked.trim_start_matches('^').split(',').map(|name| name.trim().trim_start_matches('\\'));
     for name in names {
         let name = name.split(':').next().unwrap_or_default();
-        if !TRANSPORTS.contains(&name) {
+        if !UCX_TRANSPORTS.contains(&name) {
             let cause = format!("{name:?} of UCX_TLS={asked:?} is no transport");
-            return Err(failed(cause, format!("use some of {}", TRANSPORTS.join(", "))));
+            return Err(failed(cause, format!("use some of {}", UCX_TRANSPORTS.join(", "))));
         }
         let registers = REGISTERING.iter().any(|kind| name == *kind || name.starts_with(&format!("{kind}_")));
         if registers && !asked.starts_with('^') {

@@ -23,10 +23,10 @@ use tokio::{
 };
 
 use super::{
-    channel::Shared,
+    channel::SharedChannel,
     core::parting::{Parting, parts_of},
-    endpoint::{Endpoint, Failure},
-    message::{Addressee, Header, Kind, Message, Piece, SMALL_UCX_META},
+    endpoint::{Failure, UcxEndpoint},
+    message::{Addressee, Header, Kind, Message, MessagePiece, SMALL_UCX_META},
     windows::Windows,
 };
 use crate::{
@@ -49,7 +49,7 @@ const QUIET_PINGS: u32 = 5;
 const SLOW: u64 = 8 << 20;
 
 /// What a link begins with.
-pub(super) struct Met {
+pub(super) struct LinkStart {
     pub theirs: Addressee,
     /// What the two may send ahead of each other's readers.
     pub windows: Arc<Windows>,
@@ -57,7 +57,7 @@ pub(super) struct Met {
     pub connected: bool,
     pub connection: Connection,
     pub member: Option<Member>,
-    pub endpoint: Arc<Endpoint>,
+    pub endpoint: Arc<UcxEndpoint>,
     /// Whether the endpoint leads through shared memory.
     pub shares_memory: bool,
     pub failure: Arc<Failure>,
@@ -66,9 +66,9 @@ pub(super) struct Met {
 pub(super) struct Core {
     pub address: SocketAddr,
     pub observer: Arc<dyn Observer>,
-    pub met: Met,
+    pub met: LinkStart,
     pub buffers: Arc<Buffers>,
-    channels: Mutex<BTreeMap<u64, Arc<Shared>>>,
+    channels: Mutex<BTreeMap<u64, Arc<SharedChannel>>>,
     opened: AtomicU64,
     pub(super) parting: Parting,
     /// Messages and bodies that came, and bytes of bodies that are being fetched.
@@ -76,7 +76,7 @@ pub(super) struct Core {
     pub fetching: AtomicU64,
     /// Whether the peer broke the rules.
     pub refused: AtomicBool,
-    accepted: mpsc::UnboundedSender<Arc<Shared>>,
+    accepted: mpsc::UnboundedSender<Arc<SharedChannel>>,
     /// Told when a channel is over.
     pub room: Notify,
     /// The words of this side's `close`.
@@ -93,10 +93,10 @@ pub(super) struct Core {
 impl Core {
     /// A link, and where the channels that the peer opens come out.
     pub fn new(
-        met: Met,
+        met: LinkStart,
         observer: Arc<dyn Observer>,
         buffers: Arc<Buffers>,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<Shared>>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<SharedChannel>>) {
         let (accepted, receiver) = mpsc::unbounded_channel();
         let core = Self {
             address: met.connection.remote_address(),
@@ -134,12 +134,12 @@ impl Core {
         let first = codec::encode_header(&header, meta.len(), payload.len());
         let message = Message { kind: Kind::Frame, channel, number };
         let header = |piece| Header::new(&self.met.theirs, message, Some(piece));
-        let whole = Piece::whole(&first);
+        let whole = MessagePiece::whole(&first);
         if meta.len() > SMALL_UCX_META {
             return endpoint.send(&header(whole), meta, &payload, 0..payload.len());
         }
         let parts = if self.met.shares_memory { parts_of(payload.len()) } else { 0 };
-        let mut header = header(Piece { parts, meta: &meta, ..whole });
+        let mut header = header(MessagePiece { parts, meta: &meta, ..whole });
         for (part, range) in (0..).zip(codec::cut(payload.len(), usize::from(parts).max(1))) {
             if part > 0 {
                 header.turn_to(part);
@@ -159,12 +159,12 @@ impl Core {
         self.post(Message { kind: Kind::Ping, channel: 0, number: self.clock.elapsed().as_nanos() as u64 });
     }
 
-    pub(super) fn known(&self, channel: u64) -> Option<Arc<Shared>> {
+    pub(super) fn known(&self, channel: u64) -> Option<Arc<SharedChannel>> {
         lock(&self.channels).get(&channel).cloned()
     }
 
     /// A channel; one of the peer's is new with the first that comes of it.
-    pub(super) fn known_or_new(&self, id: u64) -> Option<Arc<Shared>> {
+    pub(super) fn known_or_new(&self, id: u64) -> Option<Arc<SharedChannel>> {
         let mut channels = lock(&self.channels);
         if let Some(channel) = channels.get(&id) {
             return Some(channel.clone());
@@ -177,7 +177,7 @@ impl Core {
             self.refuse("the peer has opened too many channels");
             return None;
         }
-        let channel = Shared::new(id);
+        let channel = SharedChannel::new(id);
         channels.insert(id, channel.clone());
         drop(channels);
         // A receiver that is gone means a dropped link.
@@ -186,13 +186,13 @@ impl Core {
     }
 
     /// A new channel; none while as many are open as may be.
-    pub fn open(&self) -> Option<Arc<Shared>> {
+    pub fn open(&self) -> Option<Arc<SharedChannel>> {
         let mut channels = lock(&self.channels);
         if channels.keys().filter(|id| self.is_own(**id)).count() >= MAX_CHANNELS {
             return None;
         }
         let id = 2 * self.opened.fetch_add(1, Ordering::Relaxed) + u64::from(!self.met.connected);
-        let shared = Shared::new(id);
+        let shared = SharedChannel::new(id);
         channels.insert(id, shared.clone());
         Some(shared)
     }
@@ -207,7 +207,7 @@ impl Core {
         id.is_multiple_of(2) == self.met.connected
     }
 
-    pub fn forget_if_over(&self, channel: &Shared) {
+    pub fn forget_if_over(&self, channel: &SharedChannel) {
         if channel.is_over() {
             lock(&self.channels).remove(&channel.id);
             self.room.notify_waiters();

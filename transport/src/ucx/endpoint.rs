@@ -14,7 +14,7 @@ use bytes::Bytes;
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::{
-    context::gate::Pass,
+    context::call_gate::Pass,
     message::{Header, PART},
     worker::{MESSAGE, Worker, fetch::buffers},
 };
@@ -37,12 +37,12 @@ impl Failure {
 }
 
 /// An endpoint that stays open meanwhile.
-pub(super) struct Use<'a> {
-    endpoint: &'a Arc<Endpoint>,
+pub(super) struct EndpointUse<'a> {
+    endpoint: &'a Arc<UcxEndpoint>,
     _pass: Pass<'a>,
 }
 
-impl Use<'_> {
+impl EndpointUse<'_> {
     /// Sends a message: `meta`, and so much of `payload`. What goes wrong later is told to the endpoint's [`Failure`]. It may be
     /// called by a handler.
     pub fn send(&self, header: &Header, meta: Meta, payload: &Bytes, part: Range<usize>) {
@@ -52,7 +52,7 @@ impl Use<'_> {
     }
 }
 
-impl Drop for Use<'_> {
+impl Drop for EndpointUse<'_> {
     fn drop(&mut self) {
         self.endpoint.users.fetch_sub(1, Ordering::SeqCst);
     }
@@ -61,7 +61,7 @@ impl Drop for Use<'_> {
 /// One message, above the bytes of as many as a process can hold.
 const MESSAGE_UNDER_WAY: u64 = 1 << 40;
 
-pub(super) struct Endpoint {
+pub(super) struct UcxEndpoint {
     raw: sys::ucp_ep_h,
     pub worker: Arc<Worker>,
     failure: Arc<Failure>,
@@ -73,9 +73,9 @@ pub(super) struct Endpoint {
 }
 
 // SAFETY: the handle is used as the worker is, by many threads; it is closed once, when no call is under way.
-unsafe impl Send for Endpoint {}
+unsafe impl Send for UcxEndpoint {}
 // SAFETY: as above.
-unsafe impl Sync for Endpoint {}
+unsafe impl Sync for UcxEndpoint {}
 
 /// A message under way and all that UCX reads of it.
 pub(super) struct Sending {
@@ -85,7 +85,7 @@ pub(super) struct Sending {
     /// Point into the two above.
     parts: [sys::ucp_dt_iov; 2],
     /// None when it is under way no more.
-    endpoint: Option<Arc<Endpoint>>,
+    endpoint: Option<Arc<UcxEndpoint>>,
 }
 
 // SAFETY: the pointers of `parts` are used by UCX only, and only while the message is under way.
@@ -109,7 +109,7 @@ impl Sending {
     }
 }
 
-impl Endpoint {
+impl UcxEndpoint {
     /// An endpoint for the worker at `address`. UCX takes the address as it is: it must come from a peer that is trusted
     /// not to take this process down.
     pub fn new(worker: &Arc<Worker>, address: &[u8], failure: Arc<Failure>) -> Result<Arc<Self>, &'static str> {
@@ -151,9 +151,9 @@ impl Endpoint {
     }
 
     /// Lets it be used until the guard is dropped; nobody may once it is closed.
-    pub fn enter(self: &Arc<Self>) -> Option<Use<'_>> {
+    pub fn enter(self: &Arc<Self>) -> Option<EndpointUse<'_>> {
         self.users.fetch_add(1, Ordering::SeqCst);
-        let using = Use { endpoint: self, _pass: self.worker.enter() };
+        let using = EndpointUse { endpoint: self, _pass: self.worker.enter() };
         (!self.closed.load(Ordering::SeqCst)).then_some(using)
     }
 

@@ -14,14 +14,14 @@ const LONGEST_VERSION: usize = 64;
 
 /// The machine and the network that a process is in; zeros where the system does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ProcessLocation {
     /// Of this boot.
     pub machine: u64,
     /// The network namespace.
     pub network: u64,
 }
 
-impl Place {
+impl ProcessLocation {
     /// Of a process that shares memory with none.
     pub fn nowhere() -> Self {
         Self { machine: 0, network: 0 }
@@ -64,10 +64,10 @@ const DEAF: &str =
 impl Whereabouts {
     /// This process's.
     fn here() -> Self {
-        let Place { machine, network } = Place::here();
-        let told = |path| fs::metadata(path).ok();
-        let processes = told("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
-        Self([machine, network, processes, told("/proc/self").map_or(0, |process| process.uid().into())])
+        let ProcessLocation { machine, network } = ProcessLocation::here();
+        let reported = |path| fs::metadata(path).ok();
+        let processes = reported("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+        Self([machine, network, processes, reported("/proc/self").map_or(0, |process| process.uid().into())])
     }
 
     /// Whether a process at `theirs` can be met from here; the error says why not.
@@ -107,7 +107,7 @@ pub(super) struct Hello {
     /// The version of UCX.
     pub version: String,
     /// Where this side is.
-    pub place: Place,
+    pub place: ProcessLocation,
     /// How the other side is to address this one.
     pub addressee: Addressee,
     /// Bytes that the other side may send ahead of the reader of a channel.
@@ -150,7 +150,7 @@ impl Hello {
         let version = String::from_utf8_lossy(version).into_owned();
         Ok(Self {
             version,
-            place: Place { machine, network },
+            place: ProcessLocation { machine, network },
             addressee: Addressee { token, link },
             window,
             worker: bytes.to_vec(),
@@ -158,7 +158,7 @@ impl Hello {
     }
 
     /// Refuses a peer whose UCX may not understand this one's, or not wake it.
-    pub fn check(&self, own: &str, here: Place, peer: SocketAddr) -> Result<(), TransportError> {
+    pub fn check(&self, own: &str, here: ProcessLocation, peer: SocketAddr) -> Result<(), TransportError> {
         if here.is_out_of_earshot(self.place) {
             return Err(TransportError::NoUcx { peer, cause: DEAF.into() });
         }
@@ -171,7 +171,7 @@ impl Hello {
 }
 
 /// Says ours as all that this side says on the stream.
-pub(super) async fn say(stream: &mut SendStream, hello: &Hello, peer: SocketAddr) -> Result<(), TransportError> {
+pub(super) async fn send_hello(stream: &mut SendStream, hello: &Hello, peer: SocketAddr) -> Result<(), TransportError> {
     let failed = |error: quinn::WriteError| match error {
         quinn::WriteError::ConnectionLost(error) => cause::of_handshake(error, peer),
         other => TransportError::Handshake { peer, cause: other.to_string() },
@@ -181,7 +181,7 @@ pub(super) async fn say(stream: &mut SendStream, hello: &Hello, peer: SocketAddr
 }
 
 /// Hears theirs.
-pub(super) async fn hear(stream: &mut RecvStream, peer: SocketAddr) -> Result<Hello, TransportError> {
+pub(super) async fn receive_hello(stream: &mut RecvStream, peer: SocketAddr) -> Result<Hello, TransportError> {
     let bytes = stream.read_to_end(LONGEST_HELLO).await.map_err(|error| match error {
         quinn::ReadToEndError::Read(quinn::ReadError::ConnectionLost(error)) => cause::of_handshake(error, peer),
         other => TransportError::Handshake { peer, cause: other.to_string() },
@@ -197,16 +197,16 @@ mod tests {
 
     fn hello() -> Hello {
         let addressee = Addressee { token: [7; TOKEN_BYTES], link: 3 };
-        let place = Place { machine: 5, network: 6 };
+        let place = ProcessLocation { machine: 5, network: 6 };
         Hello { version: "1.22.0".into(), place, addressee, window: 1 << 20, worker: vec![1, 2, 3] }
     }
 
     #[test]
     fn shared_memory_alone_leads_to_processes_of_the_machine_and_nowhere_else() {
         let address: SocketAddr = "127.0.0.1:7400".parse().expect("an address");
-        let said = offered(address, true);
-        assert_eq!([true, false].map(|within| address_in(&said, within)), [Ok(address), Ok(address)], "it is here");
-        let (place, _) = said.split_once('/').expect("a place");
+        let stated = offered(address, true);
+        assert_eq!([true, false].map(|within| address_in(&stated, within)), [Ok(address), Ok(address)], "it is here");
+        let (place, _) = stated.split_once('/').expect("a place");
         let other = |at: usize| {
             let mut place: Vec<&str> = place.split('.').collect();
             place[at] = "f00";
@@ -225,9 +225,9 @@ mod tests {
     proptest! {
         #[test]
         fn words_come_back(link in any::<u32>(), window in any::<u32>(), worker in vec(any::<u8>(), 1..300)) {
-            let mut said = Hello { window, worker, ..hello() };
-            said.addressee.link = link;
-            prop_assert_eq!(Hello::from_bytes(&said.to_bytes()), Ok(said));
+            let mut stated = Hello { window, worker, ..hello() };
+            stated.addressee.link = link;
+            prop_assert_eq!(Hello::from_bytes(&stated.to_bytes()), Ok(stated));
         }
 
         #[test]
@@ -251,11 +251,14 @@ mod tests {
     #[test]
     fn a_peer_that_cannot_be_woken_is_refused() {
         let peer = "127.0.0.1:7".parse().expect("the literal is an address");
-        let check = |machine, network| hello().check("1.22.0", Place { machine, network }, peer);
+        let check = |machine, network| hello().check("1.22.0", ProcessLocation { machine, network }, peer);
         assert_eq!(check(5, 7).expect_err("another network of one machine").code(), "no_ucx");
         check(4, 7).expect("another machine");
         check(0, 0).expect("nobody knows");
-        assert!(Place::here().is_shared_with(Place::here()) && !Place::nowhere().is_shared_with(Place::nowhere()));
-        assert!(Place::here().network != 0 && Place::here().machine != 0);
+        assert!(
+            ProcessLocation::here().is_shared_with(ProcessLocation::here())
+                && !ProcessLocation::nowhere().is_shared_with(ProcessLocation::nowhere())
+        );
+        assert!(ProcessLocation::here().network != 0 && ProcessLocation::here().machine != 0);
     }
 }

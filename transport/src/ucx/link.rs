@@ -7,18 +7,18 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use super::{channel::Shared, core::Core};
+use super::{channel::SharedChannel, core::Core};
 use crate::{Channel, Link, TransportError, certificates::Member};
-use halves::Held;
+use halves::HeldLink;
 
 pub(super) struct UcxLink {
-    held: Arc<Held>,
-    accepted: AsyncMutex<mpsc::UnboundedReceiver<Arc<Shared>>>,
+    held: Arc<HeldLink>,
+    accepted: AsyncMutex<mpsc::UnboundedReceiver<Arc<SharedChannel>>>,
 }
 
 impl UcxLink {
-    pub fn new(core: Arc<Core>, accepted: mpsc::UnboundedReceiver<Arc<Shared>>) -> Self {
-        Self { held: Arc::new(Held { core }), accepted: AsyncMutex::new(accepted) }
+    pub fn new(core: Arc<Core>, accepted: mpsc::UnboundedReceiver<Arc<SharedChannel>>) -> Self {
+        Self { held: Arc::new(HeldLink { core }), accepted: AsyncMutex::new(accepted) }
     }
 
     async fn open_next(&self) -> Result<Channel, TransportError> {

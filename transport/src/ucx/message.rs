@@ -28,10 +28,10 @@ pub(super) const MOST_PARTS: usize = 64;
 pub(super) const TOKEN_BYTES: usize = 16;
 
 /// What proves that a message comes from the peer of a link: only that peer was told it, over QUIC.
-pub(super) type Token = [u8; TOKEN_BYTES];
+pub(super) type LinkToken = [u8; TOKEN_BYTES];
 
 /// A token as two numbers, which are compared faster than bytes one by one.
-pub(super) fn halves(token: &Token) -> [u64; 2] {
+pub(super) fn halves(token: &LinkToken) -> [u64; 2] {
     let whole = u128::from_le_bytes(*token);
     [whole as u64, (whole >> 64) as u64]
 }
@@ -39,7 +39,7 @@ pub(super) fn halves(token: &Token) -> [u64; 2] {
 /// To whom a message goes, in the receiver's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addressee {
-    pub token: Token,
+    pub token: LinkToken,
     pub link: u32,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Message {
 
 /// What a message brings of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
+pub(super) struct MessagePiece<'a> {
     /// The frame's header.
     pub frame: &'a [u8; HEADER_BYTES],
     /// Which part of the payload the body is, of how many; 0 of 0 where it is all of it.
@@ -81,7 +81,7 @@ pub(super) struct Piece<'a> {
     pub meta: &'a [u8],
 }
 
-impl<'a> Piece<'a> {
+impl<'a> MessagePiece<'a> {
     /// Of a frame whose body is meta and payload.
     pub fn whole(frame: &'a [u8; HEADER_BYTES]) -> Self {
         Self { frame, part: 0, parts: 0, meta: &[] }
@@ -96,14 +96,14 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub fn new(to: &Addressee, message: Message, piece: Option<Piece<'_>>) -> Self {
+    pub fn new(to: &Addressee, message: Message, piece: Option<MessagePiece<'_>>) -> Self {
         let mut bytes = [0; LONGEST_HEADER];
         bytes[..16].copy_from_slice(&to.token);
         bytes[16..20].copy_from_slice(&to.link.to_le_bytes());
         bytes[20] = message.kind as u8;
         bytes[24..32].copy_from_slice(&message.channel.to_le_bytes());
         bytes[32..FIXED].copy_from_slice(&message.number.to_le_bytes());
-        let Some(Piece { frame, part, parts, meta }) = piece else { return Self { bytes, length: FIXED } };
+        let Some(MessagePiece { frame, part, parts, meta }) = piece else { return Self { bytes, length: FIXED } };
         (bytes[21], bytes[22]) = (part, parts);
         let length = FIXED + HEADER_BYTES + meta.len();
         bytes[FIXED..FIXED + HEADER_BYTES].copy_from_slice(frame);
@@ -123,7 +123,7 @@ impl Header {
 }
 
 /// What a header says; none where it is none.
-pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<Piece<'_>>)> {
+pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<MessagePiece<'_>>)> {
     let (mut fixed, rest) = header.split_at_checked(FIXED)?;
     let mut token = [0; TOKEN_BYTES];
     fixed.copy_to_slice(&mut token);
@@ -145,7 +145,9 @@ pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<Piece<'_
     }
     let (channel, number) = (fixed.get_u64_le(), fixed.get_u64_le());
     let piece = match (kind, rest.split_first_chunk()) {
-        (Kind::Frame, Some((frame, meta))) if meta.len() <= SMALL_UCX_META => Some(Piece { frame, part, parts, meta }),
+        (Kind::Frame, Some((frame, meta))) if meta.len() <= SMALL_UCX_META => {
+            Some(MessagePiece { frame, part, parts, meta })
+        }
         (Kind::Frame, _) => return None,
         _ if is_whole && rest.is_empty() => None,
         _ => return None,
@@ -164,7 +166,7 @@ mod tests {
 
     fn messages() -> impl Strategy<Value = (Addressee, Message)> {
         let kinds = vec![Kind::Frame, Kind::Finish, Kind::Stop, Kind::Credit, Kind::Ping, Kind::Pong, Kind::LinkCredit];
-        (any::<Token>(), any::<u32>(), prop::sample::select(kinds), any::<[u64; 2]>()).prop_map(
+        (any::<LinkToken>(), any::<u32>(), prop::sample::select(kinds), any::<[u64; 2]>()).prop_map(
             |(token, link, kind, [channel, number])| (Addressee { token, link }, Message { kind, channel, number }),
         )
     }
@@ -179,7 +181,7 @@ mod tests {
         ) {
             let mut frame = [0; HEADER_BYTES];
             frame[..32].copy_from_slice(&first);
-            let piece = Piece { frame: &frame, part: parts.saturating_sub(1), parts, meta: &meta };
+            let piece = MessagePiece { frame: &frame, part: parts.saturating_sub(1), parts, meta: &meta };
             let piece = (message.kind == Kind::Frame).then_some(piece);
             let header = Header::new(&to, message, piece);
             prop_assert_eq!(read(header.as_bytes()), Some((to, message, piece)));

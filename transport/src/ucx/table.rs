@@ -1,6 +1,6 @@
 //! The links of a transport, and which of them a message is for.
 
-pub(crate) mod ailing;
+pub(crate) mod failing;
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 
 use super::{
     core::Core,
-    message::{self, Addressee, Token},
+    message::{self, Addressee, LinkToken},
     worker::{Arrival, Handler},
 };
 use crate::{Observer, signal::lock};
@@ -28,7 +28,7 @@ pub(super) struct Table {
 }
 
 struct Entry {
-    token: Token,
+    token: LinkToken,
     core: Weak<Core>,
 }
 

@@ -7,8 +7,8 @@ use rkyv::util::AlignedVec;
 
 use super::{
     core::parting::parts_of,
-    hello::Place,
-    message::{Header, Kind, MOST_PARTS, Message, PART, Piece, SMALL_UCX_META, Token},
+    hello::ProcessLocation,
+    message::{Header, Kind, LinkToken, MOST_PARTS, Message, MessagePiece, PART, SMALL_UCX_META},
     worker::{Arrival, Handler},
     *,
 };
@@ -100,10 +100,10 @@ async fn works(pair: &Pair) {
 
 /// Sends over the only link of a transport.
 fn post(near: &UcxTransport, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Bytes) {
-    post_piece(near, message, frame.map(Piece::whole), body);
+    post_piece(near, message, frame.map(MessagePiece::whole), body);
 }
 
-fn post_piece(near: &UcxTransport, message: Message, piece: Option<Piece<'_>>, body: Bytes) {
+fn post_piece(near: &UcxTransport, message: Message, piece: Option<MessagePiece<'_>>, body: Bytes) {
     let (core, _) = only(near);
     core.met.endpoint.enter().expect("it is open").send(
         &Header::new(&core.met.theirs, message, piece),
@@ -115,10 +115,10 @@ fn post_piece(near: &UcxTransport, message: Message, piece: Option<Piece<'_>>, b
 
 /// Fills channels of the only link of a transport, from one on, with a frame each that nobody asked for.
 fn fill(near: &UcxTransport, channels: std::ops::Range<u64>, bytes: usize) {
-    let said = frame(bytes);
+    let stated = frame(bytes);
     for channel in channels {
         let message = Message { kind: Kind::Frame, channel: 2 * channel, number: 0 };
-        post(near, message, Some(&first_bytes(&said)), said.payload.clone());
+        post(near, message, Some(&first_bytes(&stated)), stated.payload.clone());
     }
 }
 
@@ -132,8 +132,8 @@ impl Pair {
     async fn end(&self) -> String {
         let error = within(self.far_link.closed()).await;
         assert_eq!(error.code(), "ucx_lost", "{error}");
-        let told = within(self.near_link.closed()).await;
-        assert_eq!(told.code(), "ucx_lost", "the near side is told: {told}");
+        let reported = within(self.near_link.closed()).await;
+        assert_eq!(reported.code(), "ucx_lost", "the near side is told: {reported}");
         assert_eq!(self.counts.of("frame"), 1);
         error.to_string()
     }
@@ -144,19 +144,19 @@ async fn a_message_without_the_token_reaches_nobody() {
     let pair = pair().await;
     let (core, _) = only(&pair.near);
     let theirs = core.met.theirs;
-    let mut token: Token = theirs.token;
+    let mut token: LinkToken = theirs.token;
     token[15] ^= 1;
     let strangers = [Addressee { token, ..theirs }, Addressee { link: theirs.link ^ 1, ..theirs }];
     for to in strangers {
-        let said = frame(4);
+        let stated = frame(4);
         let message = Message { kind: Kind::Frame, channel: 0, number: 0 };
-        let first = first_bytes(&said);
-        let header = Header::new(&to, message, Some(Piece::whole(&first)));
+        let first = first_bytes(&stated);
+        let header = Header::new(&to, message, Some(MessagePiece::whole(&first)));
         core.met.endpoint.enter().expect("it is open").send(
             &header,
             Meta::default(),
-            &said.payload,
-            0..said.payload.len(),
+            &stated.payload,
+            0..stated.payload.len(),
         );
     }
     works(&pair).await;
@@ -221,10 +221,14 @@ impl InParts {
     }
 
     fn send(&self, pair: &Pair, part: u8) {
-        self.send_as(pair, Piece { part, parts: self.parts, ..Piece::whole(&self.first) }, self.body(part));
+        self.send_as(
+            pair,
+            MessagePiece { part, parts: self.parts, ..MessagePiece::whole(&self.first) },
+            self.body(part),
+        );
     }
 
-    fn send_as(&self, pair: &Pair, piece: Piece<'_>, body: Bytes) {
+    fn send_as(&self, pair: &Pair, piece: MessagePiece<'_>, body: Bytes) {
         post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number: 0 }, Some(piece), body);
     }
 }
@@ -256,15 +260,15 @@ async fn what_is_no_part_of_its_frame_ends_the_link() {
     let (mut none, mut much) = (sent.first, sent.first);
     none[0] = b'H';
     much[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
-    let second = Piece { part: 1, parts: 2, ..Piece::whole(&sent.first) };
+    let second = MessagePiece { part: 1, parts: 2, ..MessagePiece::whole(&sent.first) };
     let wrong = [
         ("another length", second, sent.body(1).slice(2..)),
-        ("the same again", Piece { part: 0, ..second }, sent.body(0)),
-        ("another frame", Piece { frame: &other, ..second }, sent.body(1)),
-        ("another number of parts", Piece { parts: 3, ..second }, sent.body(1)),
-        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_UCX_META], ..second }, sent.body(1)),
-        ("no frame", Piece { frame: &none, parts: MOST_PARTS as u8, ..second }, sent.body(1)),
-        ("too large a frame", Piece { frame: &much, ..second }, sent.body(1)),
+        ("the same again", MessagePiece { part: 0, ..second }, sent.body(0)),
+        ("another frame", MessagePiece { frame: &other, ..second }, sent.body(1)),
+        ("another number of parts", MessagePiece { parts: 3, ..second }, sent.body(1)),
+        ("a meta that the frame does not have", MessagePiece { meta: &[7; SMALL_UCX_META], ..second }, sent.body(1)),
+        ("no frame", MessagePiece { frame: &none, parts: MOST_PARTS as u8, ..second }, sent.body(1)),
+        ("too large a frame", MessagePiece { frame: &much, ..second }, sent.body(1)),
     ];
     for (what, piece, body) in wrong {
         let pair = pair().await;
@@ -287,7 +291,7 @@ async fn frames_begun_and_never_finished_hold_no_more_than_their_link_may() {
     // A little of each, and the whole counts.
     let frames = (windows::largest() + (1 << 20)) / sent.payload.len() as u64;
     for number in 0..=frames {
-        let piece = Piece { part: 63, parts: 64, ..Piece::whole(&sent.first) };
+        let piece = MessagePiece { part: 63, parts: 64, ..MessagePiece::whole(&sent.first) };
         post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number }, Some(piece), sent.body(63));
     }
     let error = pair.end().await;
@@ -298,7 +302,7 @@ async fn frames_begun_and_never_finished_hold_no_more_than_their_link_may() {
 async fn small_frames_begun_and_never_finished_are_not_kept_by_the_thousand() {
     let (pair, sent) = (pair().await, InParts::new(PART + 2));
     for number in 0..2000 {
-        let piece = Piece { part: 1, parts: 2, ..Piece::whole(&sent.first) };
+        let piece = MessagePiece { part: 1, parts: 2, ..MessagePiece::whole(&sent.first) };
         post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number }, Some(piece), sent.body(1));
     }
     let error = pair.end().await;
@@ -357,8 +361,8 @@ fn measures_its_memory(transports: &str) {
     let mut child = Command::new(env::current_exe().expect("a test is a program"));
     child.args(["--ignored", "--exact", "ucx::tests::many_channels_hold_no_more_than_their_link_may", "--nocapture"]);
     let output = child.env(TRANSPORTS, transports).output().expect("a test is a program");
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let stated = [output.stdout, output.stderr].map(|stated| String::from_utf8_lossy(&stated).into_owned()).concat();
+    assert!(output.status.success() && stated.contains("1 passed"), "{stated}");
 }
 
 #[test]
@@ -423,7 +427,13 @@ fn quic() -> Arc<QuicTransport> {
 /// The words of a peer whose UCX is of another release, with a worker that nobody must take for one.
 fn of_another_release() -> Hello {
     let addressee = Addressee { token: [7; TOKEN_BYTES], link: 1 };
-    Hello { version: "1.0.3".into(), place: Place::nowhere(), addressee, window: 1 << 20, worker: vec![0xff; 40] }
+    Hello {
+        version: "1.0.3".into(),
+        place: ProcessLocation::nowhere(),
+        addressee,
+        window: 1 << 20,
+        worker: vec![0xff; 40],
+    }
 }
 
 #[tokio::test]
@@ -434,8 +444,8 @@ async fn a_peer_of_another_release_gets_no_link_and_hears_why() {
     let stranger = quic();
     let vouched = within(stranger.connect_vouched(address)).await.expect("it listens");
     let (mut send, mut receive) = within(vouched.connection.open_bi()).await.expect("the connection is up");
-    within(hello::say(&mut send, &of_another_release(), address)).await.expect("the connection is up");
-    let theirs = within(hello::hear(&mut receive, address)).await.expect("it says its own all the same");
+    within(hello::send_hello(&mut send, &of_another_release(), address)).await.expect("the connection is up");
+    let theirs = within(hello::receive_hello(&mut receive, address)).await.expect("it says its own all the same");
     assert_eq!(theirs.version, context::version());
     assert_eq!(
         far.shared.worker.endpoints.load(std::sync::atomic::Ordering::Relaxed),
@@ -459,8 +469,8 @@ async fn a_link_to_another_release_goes_over_quic_and_names_both() {
         let vouched = asking.recv().await.expect("the peer asks");
         let (mut send, mut receive) = vouched.connection.accept_bi().await.expect("the connection is up");
         let peer = vouched.connection.remote_address();
-        hello::hear(&mut receive, peer).await.expect("it speaks first");
-        hello::say(&mut send, &of_another_release(), peer).await.expect("the connection is up");
+        hello::receive_hello(&mut receive, peer).await.expect("it speaks first");
+        hello::send_hello(&mut send, &of_another_release(), peer).await.expect("the connection is up");
         vouched.connection.closed().await;
     });
     let near: Arc<dyn Transport> = Arc::new(bind(over("tcp"), Arc::new(NoObserver)));
@@ -497,13 +507,13 @@ async fn whatever_comes_is_refused_or_read() {
         let kind = kinds[draw.below(kinds.len()).min(draw.below(kinds.len()))];
         let number = if draw.below(8) == 0 { draw.number() } else { draw.below(20) as u64 };
         let channel = draw.below(40) as u64;
-        let said = frame(2 * draw.below(50));
-        let first = first_bytes(&said);
+        let stated = frame(2 * draw.below(50));
+        let first = first_bytes(&stated);
         let parts = (draw.below(2) * draw.below(5)) as u8;
         let part = draw.below(usize::from(parts).max(1)) as u8;
-        let piece = Piece { part, parts, ..Piece::whole(&first) };
+        let piece = MessagePiece { part, parts, ..MessagePiece::whole(&first) };
         let header = Header::new(&own, Message { kind, channel, number }, (kind == Kind::Frame).then_some(piece));
-        let (mut header, mut body) = (header.as_bytes().to_vec(), said.payload.to_vec());
+        let (mut header, mut body) = (header.as_bytes().to_vec(), stated.payload.to_vec());
         if draw.below(2) == 0 {
             // The token stays, or nothing else would be looked at.
             let mut rest = header.split_off(20);

@@ -28,13 +28,13 @@ pub(super) fn largest() -> u64 {
 }
 
 /// What all links of a transport hold that nobody has read.
-pub(super) struct Holding {
+pub(super) struct HeldBytes {
     bytes: AtomicU64,
     links: AtomicUsize,
     most: u64,
 }
 
-impl Holding {
+impl HeldBytes {
     /// Nothing yet.
     pub fn new(most: u64) -> Arc<Self> {
         Arc::new(Self { bytes: AtomicU64::new(0), links: AtomicUsize::new(0), most })
@@ -51,7 +51,7 @@ impl Holding {
 pub(super) struct Windows {
     /// Bytes that either side may send ahead of the reader, of a channel and of the link.
     window: u64,
-    holding: Arc<Holding>,
+    holding: Arc<HeldBytes>,
     coming: Mutex<Coming>,
     going: Mutex<Going>,
 }
@@ -73,7 +73,7 @@ struct Going {
 }
 
 impl Windows {
-    pub fn new(window: u64, holding: Arc<Holding>) -> Arc<Self> {
+    pub fn new(window: u64, holding: Arc<HeldBytes>) -> Arc<Self> {
         holding.links.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { window, holding, coming: Mutex::default(), going: Mutex::default() })
     }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_link_runs_ahead_by_its_window_and_one_frame() {
-        let (windows, window) = (Windows::new(1000, Holding::new(u64::MAX)), 1000);
+        let (windows, window) = (Windows::new(1000, HeldBytes::new(u64::MAX)), 1000);
         assert!(windows.send(window - 1) && windows.send(500), "one frame may go beyond the window");
         assert!(!windows.send(1));
         assert_eq!(windows.credit(1499), Some(true), "somebody waits");
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn of_too_much_the_link_that_has_most_ends() {
-        let holding = Holding::new(1000);
+        let holding = HeldBytes::new(1000);
         let [modest, greedy] = [(); 2].map(|()| Windows::new(1 << 20, holding.clone()));
         let kept = modest.admit(400).expect("its share is 500");
         let more = greedy.admit(600).expect("all links together hold no more than they may");

@@ -18,9 +18,9 @@ use tokio::sync::Notify;
 use ucx_rs::{status_string, sys};
 
 use super::{
-    context::{Context, failed, gate::Pass},
-    endpoint::{Endpoint, Sending},
-    worker::fetch::Announced,
+    context::{Context, call_gate::Pass, failed},
+    endpoint::{Sending, UcxEndpoint},
+    worker::fetch::AnnouncedBody,
 };
 use crate::{TransportError, signal::lock};
 
@@ -41,7 +41,7 @@ pub(super) enum Arrival<'a> {
     /// It is here, for as long as the handler runs.
     Whole(&'a [u8]),
     /// It lies with the peer until it is fetched; dropped, it never comes.
-    Announced(Announced<'a>),
+    Announced(AnnouncedBody<'a>),
 }
 
 impl Arrival<'_> {
@@ -73,7 +73,7 @@ pub(super) struct Worker {
     address: Vec<u8>,
     handler: *mut Receiving,
     /// Endpoints to be closed once nobody is within a call of theirs.
-    retired: Mutex<Vec<Arc<Endpoint>>>,
+    retired: Mutex<Vec<Arc<UcxEndpoint>>>,
     /// Whether there may be some: asked in every round, so without a lock.
     retiring: AtomicBool,
     /// Endpoints made and not yet closed.
@@ -115,7 +115,7 @@ impl Worker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
-        let pass = context.gate.enter();
+        let pass = context.call_gate.enter();
         // SAFETY: the context lives, and `raw` is written only where the call succeeds.
         let status = unsafe { sys::ucp_worker_create(context.raw, &params, &mut raw) };
         drop(pass);
@@ -212,7 +212,7 @@ impl Worker {
 
     /// Has the end of the process wait for a call of UCX.
     pub fn enter(&self) -> Pass<'_> {
-        self.context.gate.enter()
+        self.context.call_gate.enter()
     }
 
     /// Does what there is to do; says whether there was anything at one of so many looks.
@@ -285,7 +285,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn retire(&self, endpoint: Arc<Endpoint>) {
+    pub(super) fn retire(&self, endpoint: Arc<UcxEndpoint>) {
         lock(&self.retired).push(endpoint);
         self.retiring.store(true, Ordering::SeqCst);
         if self.driven.load(Ordering::SeqCst) {
@@ -385,7 +385,7 @@ unsafe extern "C" fn arrived(
     let body = match length {
         // What is fetched stays with UCX by the start of the fetch; the rest is refused by what this returns.
         _ if attributes & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 => {
-            Arrival::Announced(Announced::new(data, length))
+            Arrival::Announced(AnnouncedBody::new(data, length))
         }
         0 => Arrival::Whole(&[]),
         // SAFETY: without the flag above the data are here, for the time of the call.

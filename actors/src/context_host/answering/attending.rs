@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Heads, KernelError, Lent, Mask};
+use asterism_kernels::{Ask, Backend, Exported, Heads, KernelError, Mask};
 use asterism_models::{Decoder, EncodedShard};
-use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, MAX_PAYLOAD_BYTES, PayloadType};
+use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, MAX_PAYLOAD_BYTES, PayloadType};
 use bytes::Bytes;
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A part of a query, and what it is answered from.
-pub struct Found<B: Backend> {
+pub struct AttendedPart<B: Backend> {
     /// The part.
     pub part: QueryPart,
     /// Its rows among those of the frame.
@@ -44,7 +44,7 @@ pub enum Rows<B: Backend> {
     /// As they travel.
     Bytes(Bytes),
     /// On the device `(rows, query heads dim)`.
-    Lent(B::Tensor),
+    Exported(B::Tensor),
 }
 
 impl<B: Backend> Rows<B> {
@@ -55,10 +55,10 @@ impl<B: Backend> Rows<B> {
         if layer >= layers || got != expected {
             return Err(ChannelError::Query { expected, layers, got, layer });
         }
-        if let Some(lent) = frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
-            let q = (*lent)(decoder.backend())?.swap_remove(0);
+        if let Some(exported) = frame.handed.as_ref().and_then(|handed| handed.get::<Exported<B>>()) {
+            let q = (*exported)(decoder.backend())?.swap_remove(0);
             if decoder.backend().shape(&q) == [rows, query * dim] {
-                return Ok(Self::Lent(q));
+                return Ok(Self::Exported(q));
             }
         }
         payload::check(frame.payload.len(), rows.saturating_mul(query * dim), expected)?;
@@ -73,16 +73,16 @@ impl<B: Backend> Rows<B> {
                     payload::read(bytes, shape[0].saturating_mul(shape[1]), payload::payload_type(backend.dtype()))?;
                 Ok(backend.cast(&backend.upload(&shape, &values)?)?)
             }
-            Self::Lent(q) => Ok(q.clone()),
+            Self::Exported(q) => Ok(q.clone()),
         }
     }
 }
 
 /// Multiply-adds of what [`attend`] does.
-pub fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], layer: usize) -> usize {
+pub fn cost<B: Backend>(decoder: &Decoder<B>, found: &[AttendedPart<B>], layer: usize) -> usize {
     let Heads { query, dim, .. } = decoder.config().heads;
     let keys = |shard: &Arc<EncodedShard<B>>| shard.layers.get(layer).map_or(0, |kv| decoder.backend().kv_len(kv));
-    let of_part = |Found { rows, shards, .. }: &Found<B>| {
+    let of_part = |AttendedPart { rows, shards, .. }: &AttendedPart<B>| {
         let keys: usize = shards.iter().flat_map(|(shards, _)| shards).map(keys).sum();
         rows.len().saturating_mul(2 * keys * query * dim)
     };
@@ -101,7 +101,7 @@ pub struct QueryHead {
 /// What is asked, answered in kind; `None` where the device is full.
 pub fn answer<B: Backend>(
     decoder: &Decoder<B>,
-    found: &[Found<B>],
+    found: &[AttendedPart<B>],
     (all, asked): (usize, &Rows<B>),
     QueryHead { header, layer }: QueryHead,
 ) -> Result<Option<Frame>, ChannelError> {
@@ -111,10 +111,10 @@ pub fn answer<B: Backend>(
             let (parts, values) = attend(decoder, found, (all, asked), layer)?;
             Ok(partials(header, parts, Floats::of(values)))
         }
-        Rows::Lent(q) => {
+        Rows::Exported(q) => {
             let (parts, asks, groups) = asks_of(decoder, found, layer);
-            let lent = backend.lend(vec![backend.attend_rows(heads, q, (&asks, &groups))?])?;
-            Ok(partials(header, parts, Bytes::new()).handing(Handed::new::<Lent<B>>(lent)))
+            let exported = backend.export(vec![backend.attend_rows(heads, q, (&asks, &groups))?])?;
+            Ok(partials(header, parts, Bytes::new()).handing(LocalValue::new::<Exported<B>>(exported)))
         }
     };
     match answered() {
@@ -126,7 +126,7 @@ pub fn answer<B: Backend>(
 /// [`answer`], again and again for a while: a context that does not fit leaves the device's memory soon.
 pub fn answer_when_there_is_room<B: Backend>(
     decoder: &Decoder<B>,
-    found: &[Found<B>],
+    found: &[AttendedPart<B>],
     asked: (usize, &Rows<B>),
     head: QueryHead,
 ) -> Result<Frame, ChannelError> {
@@ -146,7 +146,7 @@ pub fn answer_when_there_is_room<B: Backend>(
 /// cannot be read; what a part lacks is its own answer.
 pub fn attend<B: Backend>(
     decoder: &Decoder<B>,
-    found: &[Found<B>],
+    found: &[AttendedPart<B>],
     (all, asked): (usize, &Rows<B>),
     layer: usize,
 ) -> Result<(Vec<PartialsPart>, Vec<f32>), ChannelError> {
@@ -160,13 +160,13 @@ pub fn attend<B: Backend>(
 #[allow(clippy::type_complexity)]
 fn asks_of<'a, B: Backend>(
     decoder: &Decoder<B>,
-    found: &'a [Found<B>],
+    found: &'a [AttendedPart<B>],
     layer: usize,
 ) -> (Vec<PartialsPart>, Vec<Ask<'a, B::Kv>>, Vec<usize>) {
     let (backend, heads) = (decoder.backend(), decoder.config().heads);
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
     let (mut parts, mut asks, mut grouped) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new());
-    for Found { part: QueryPart { attachment, rows: count, mask }, rows, shards } in found {
+    for AttendedPart { part: QueryPart { attachment, rows: count, mask }, rows, shards } in found {
         let mask = mask.map_or(Mask::None, seen);
         let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, attached)| {
             if mask != Mask::None && attached.hidden.iter().any(|hidden| !hidden.is_empty()) {

@@ -1,8 +1,8 @@
-//! The doors of a context host: who comes with queries goes to [`Queries`], who comes with parcels of phase 1 to the mailroom.
+//! The doors of a context host: who comes with queries goes to [`Queries`], who comes with parcels of phase 1 to the inbox.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use asterism_kernels::{Ahead, Backend};
+use asterism_kernels::{Backend, PriorityGuard};
 use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -11,13 +11,13 @@ use crate::{
     context_host::{
         answering::{
             attending,
-            desk::Desk,
+            desk::QueryService,
             queries::{self, Queries},
         },
         error::{ChannelError, Refusal},
     },
     link,
-    messages::{Opening, Taken, WireMessage},
+    messages::{ChannelOpening, ParcelsTaken, WireMessage},
     metric, probe,
 };
 
@@ -27,22 +27,22 @@ const CHANNELS: usize = 256;
 const ORDER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Answers every channel that a query host opens, until the plane closes.
-pub async fn serve<B: Backend>(plane: Arc<DataPlane>, desk: Desk<B>) {
+pub async fn serve<B: Backend>(plane: Arc<DataPlane>, service: QueryService<B>) {
     while let Some(link) = plane.accept().await {
-        tokio::spawn(serve_link(link, desk.clone()));
+        tokio::spawn(serve_link(link, service.clone()));
     }
 }
 
-async fn serve_link<B: Backend>(link: Arc<dyn Link>, desk: Desk<B>) {
+async fn serve_link<B: Backend>(link: Arc<dyn Link>, service: QueryService<B>) {
     let peer = link::peer_name(link.as_ref());
     let places = Arc::new(Semaphore::new(CHANNELS));
     while let Ok(channel) = link.accept().await {
         // A channel that finds no place is dropped, which its opener sees.
         let Ok(place) = places.clone().try_acquire_owned() else { continue };
-        let (desk, peer, link) = (desk.clone(), peer.clone(), link.clone());
+        let (service, peer, link) = (service.clone(), peer.clone(), link.clone());
         tokio::spawn(async move {
             let _place = place;
-            if let Err(cause) = serve_channel(channel, desk, (&link, &peer)).await {
+            if let Err(cause) = serve_channel(channel, service, (&link, &peer)).await {
                 tracing::warn!(%peer, %cause, "a channel ended early");
             }
         });
@@ -51,30 +51,30 @@ async fn serve_link<B: Backend>(link: Arc<dyn Link>, desk: Desk<B>) {
 
 async fn serve_channel<B: Backend>(
     mut channel: Channel,
-    desk: Desk<B>,
+    service: QueryService<B>,
     (link, peer): (&Arc<dyn Link>, &str),
 ) -> Result<(), ChannelError> {
     let Some(first) = channel.receiver.receive().await? else { return Ok(()) };
-    let opening = Opening::read(&first.meta, peer)?;
+    let opening = ChannelOpening::read(&first.meta, peer)?;
     authority::admit(link.peer(), &mut None, &opening).inspect_err(|denied| {
         metric::refused(denied.code(), peer, denied);
         link.close(&denied.to_string());
     })?;
     match opening {
-        Opening::Attach(attach) => {
+        ChannelOpening::Attach(attach) => {
             let Channel { sender, receiver } = channel;
             let replies = Arc::new(Mutex::new(sender));
-            Queries { desk, attached: BTreeMap::new(), replies, ahead: Ahead::default(), link, peer }
+            Queries { service, attached: BTreeMap::new(), replies, priority: PriorityGuard::default(), link, peer }
                 .serve(attach, receiver)
                 .await
         }
-        Opening::Probe => Ok(probe::answer(channel).await?),
-        Opening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
-        Opening::Pass { context, attempt, ticket } => {
+        ChannelOpening::Probe => Ok(probe::answer(channel).await?),
+        ChannelOpening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
+        ChannelOpening::Pass { context, attempt, ticket } => {
             // Parcels may come before the order does; until then they stay in their channel.
             let known = tokio::select! {
                 biased;
-                known = desk.tickets.wait(context) => known,
+                known = service.tickets.wait(context) => known,
                 error = link.closed() => return Err(error.into()),
                 () = tokio::time::sleep(ORDER_DEADLINE) => return Err(ChannelError::NotOrdered { context, waited: ORDER_DEADLINE }),
             };
@@ -82,9 +82,9 @@ async fn serve_channel<B: Backend>(
                 return refuse(&mut channel, first.header, queries::wrong_ticket(context, peer)).await;
             }
             let Channel { mut sender, receiver } = channel;
-            desk.mailroom.take_in((context, attempt), receiver, peer).await?;
+            service.parcel_inbox.take_in((context, attempt), receiver, peer).await?;
             // Who passed them may be gone by now.
-            let _ = sender.send(Taken { context, attempt }.frame()).await;
+            let _ = sender.send(ParcelsTaken { context, attempt }.frame()).await;
             Ok(())
         }
     }

@@ -6,20 +6,20 @@ use asterism_kernels::Backend;
 use asterism_models::Decoder;
 
 use crate::{
-    context_host::{parcels::mailroom::Mailroom, store::ShardStore, tickets::Tickets},
+    context_host::{parcels::parcel_inbox::ParcelInbox, store::ShardStore, tickets::Tickets},
     cores::Cores,
-    host::HandsOver,
+    host::DeviceHandover,
     link::Links,
 };
 
 /// What a context host answers from.
-pub struct Desk<B: Backend> {
+pub struct QueryService<B: Backend> {
     /// The model.
     pub decoder: Arc<Decoder<B>>,
     /// Shards held.
     pub store: ShardStore<B>,
     /// Parcels on their way to the encoder.
-    pub mailroom: Arc<Mailroom>,
+    pub parcel_inbox: Arc<ParcelInbox>,
     /// What opens the contexts ordered here.
     pub tickets: Arc<Tickets>,
     /// To other hosts.
@@ -27,16 +27,16 @@ pub struct Desk<B: Backend> {
     /// What answers that take long are computed with.
     pub cores: Arc<dyn Cores>,
     /// What goes to hosts of this process as it lies.
-    pub hands_over: HandsOver,
+    pub hands_over: DeviceHandover,
 }
 
-impl<B: Backend> Clone for Desk<B> {
+impl<B: Backend> Clone for QueryService<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, store, mailroom, tickets, links, cores, hands_over } = self;
+        let Self { decoder, store, parcel_inbox, tickets, links, cores, hands_over } = self;
         Self {
             decoder: decoder.clone(),
             store: store.clone(),
-            mailroom: mailroom.clone(),
+            parcel_inbox: parcel_inbox.clone(),
             tickets: tickets.clone(),
             links: links.clone(),
             cores: cores.clone(),

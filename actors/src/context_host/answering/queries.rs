@@ -6,25 +6,27 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Ahead, Backend, Rank};
+use asterism_kernels::{Backend, PriorityGuard, Rank};
 use asterism_models::EncodedShard;
-use asterism_transport::{Frame, FrameKind, FrameReceiver, Handed, Link};
+use asterism_transport::{Frame, FrameKind, FrameReceiver, Link, LocalValue};
 
 use crate::{
     authority,
     context_host::{
         answering::{
-            attending::{Attached, Found, Grouped, QueryHead, Rows, answer, answer_when_there_is_room, cost, refusal},
-            desk::Desk,
-            relay::{Query, Relay, Replies, Served},
+            attending::{
+                Attached, AttendedPart, Grouped, QueryHead, Rows, answer, answer_when_there_is_room, cost, refusal,
+            },
+            desk::QueryService,
+            relay::{AttachmentContext, Query, RelayTask, Replies},
         },
         error::{ChannelError, Refusal},
     },
-    cores::{Computing, Work},
+    cores::{ComputeKind, Computing},
     handing::ShardsHere,
-    host::HandsOver,
+    host::DeviceHandover,
     machine,
-    messages::{Admitted, Attach, Opening, QueryMeta, WireMessage},
+    messages::{Admitted, Attach, ChannelOpening, QueryMeta, WireMessage},
     metric,
 };
 
@@ -34,18 +36,18 @@ const ATTACHMENTS: usize = 65_536;
 const BELOW: usize = 1024;
 /// Multiply-adds, some hundred microseconds, below which a frame is answered where it is read: to hand it to another thread
 /// and back would take as long.
-const AT_ONCE: usize = 4 << 20;
+const INLINE_ANSWER_OPERATIONS: usize = 4 << 20;
 
 /// One query host's channel.
 pub struct Queries<'a, B: Backend> {
     /// What is answered from.
-    pub desk: Desk<B>,
+    pub service: QueryService<B>,
     /// By their numbers.
-    pub attached: BTreeMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
+    pub attached: BTreeMap<u64, (Arc<Attached>, Option<RelayTask<B>>)>,
     /// Where answers go.
     pub replies: Replies,
     /// While a step is asked layer by layer.
-    pub ahead: Ahead,
+    pub priority: PriorityGuard,
     /// Who asks.
     pub link: &'a Arc<dyn Link>,
     /// The same for logs.
@@ -57,19 +59,19 @@ impl<B: Backend> Queries<'_, B> {
     pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), ChannelError> {
         self.attach(first).await?;
         while let Some(frame) = receiver.receive().await? {
-            self.desk.links.plane().stirred();
+            self.service.links.plane().stirred();
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
                 FrameKind::Request => {
                     let asked = QueryMeta::read(&frame.meta, self.peer)?;
-                    let (layer, layers) = (asked.layer as usize, self.desk.decoder.config().layers);
+                    let (layer, layers) = (asked.layer as usize, self.service.decoder.config().layers);
                     match layer {
-                        0 => self.ahead = self.desk.decoder.backend().ahead(Rank::Token),
-                        _ => self.ahead.renew(),
+                        0 => self.priority = self.service.decoder.backend().priority(Rank::Token),
+                        _ => self.priority.renew(),
                     }
                     self.answer(frame, asked).await?;
                     if layer + 1 >= layers {
-                        self.ahead = Ahead::default();
+                        self.priority = PriorityGuard::default();
                     }
                 }
                 kind => return Err(ChannelError::Frame { peer: self.peer.to_owned(), kind, of: "queries" }),
@@ -79,16 +81,16 @@ impl<B: Backend> Queries<'_, B> {
     }
 
     async fn control(&mut self, frame: &Frame) -> Result<(), ChannelError> {
-        let opening = Opening::read(&frame.meta, self.peer)?;
+        let opening = ChannelOpening::read(&frame.meta, self.peer)?;
         authority::admit(self.link.peer(), &mut None, &opening)
             .inspect_err(|denied| metric::refused(denied.code(), self.peer, denied))?;
         match opening {
-            Opening::Attach(attach) => self.attach(attach).await,
-            Opening::Detach { attachment } => {
+            ChannelOpening::Attach(attach) => self.attach(attach).await,
+            ChannelOpening::Detach { attachment } => {
                 self.attached.remove(&attachment);
                 Ok(())
             }
-            Opening::Pass { .. } | Opening::Probe => {
+            ChannelOpening::Pass { .. } | ChannelOpening::Probe => {
                 let what = "that it passes parcels or times the link, on a channel of queries";
                 Err(ChannelError::OutOfPlace { peer: self.peer.to_owned(), what })
             }
@@ -100,11 +102,11 @@ impl<B: Backend> Queries<'_, B> {
         let Attach { attachment, hands_over, .. } = attach;
         match self.attachable(&attach) {
             Ok((shards, attached)) => {
-                let (decoder, links) = (self.desk.decoder.clone(), self.desk.links.clone());
+                let (decoder, links) = (self.service.decoder.clone(), self.service.links.clone());
                 let (merges, replies) = (attach.relay, self.replies.clone());
                 let idle = merges.is_idle();
-                let served = Served { attachment, decoder, merges, links, replies };
-                let relay = if idle { None } else { Some(Relay::start(served)) };
+                let served = AttachmentContext { attachment, decoder, merges, links, replies };
+                let relay = if idle { None } else { Some(RelayTask::start(served)) };
                 self.attached.insert(attachment, (attached, relay));
                 if hands_over { self.admit(attachment, shards).await } else { Ok(()) }
             }
@@ -122,11 +124,11 @@ impl<B: Backend> Queries<'_, B> {
             return Ok(());
         }
         let admitted = Admitted { attachment }.frame();
-        let admitted = match self.desk.hands_over {
-            HandsOver::Everything => {
-                admitted.handing(Handed::new(ShardsHere { decoder: self.desk.decoder.clone(), shards }))
+        let admitted = match self.service.hands_over {
+            DeviceHandover::Everything => {
+                admitted.handing(LocalValue::new(ShardsHere { decoder: self.service.decoder.clone(), shards }))
             }
-            HandsOver::Parcels | HandsOver::Nothing => admitted,
+            DeviceHandover::Parcels | DeviceHandover::Nothing => admitted,
         };
         Ok(replies.send(admitted).await?)
     }
@@ -149,10 +151,10 @@ impl<B: Backend> Queries<'_, B> {
         }
         relay.answers(groups)?;
         let missing = |block| Refusal::Missing { context, block };
-        if self.desk.tickets.find(context).ok_or_else(|| missing(blocks[0]))? != *ticket {
+        if self.service.tickets.find(context).ok_or_else(|| missing(blocks[0]))? != *ticket {
             return Err(wrong_ticket(context, self.peer));
         }
-        let shards = self.desk.store.find(context, &blocks).map_err(missing)?;
+        let shards = self.service.store.find(context, &blocks).map_err(missing)?;
         let mut ranges = vec![Vec::new(); blocks.len()];
         let mut places: HashMap<u32, usize> = blocks.iter().enumerate().map(|(at, block)| (*block, at)).collect();
         for hidden in hidden {
@@ -169,7 +171,7 @@ impl<B: Backend> Queries<'_, B> {
     async fn answer(&mut self, frame: Frame, QueryMeta { layer, parts }: QueryMeta) -> Result<(), ChannelError> {
         let head = QueryHead { header: frame.header, layer: layer as usize };
         let all = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.rows as usize));
-        let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.desk.decoder.clone());
+        let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.service.decoder.clone());
         let asked = Rows::of(&decoder, &frame, (head.layer, all))?;
         let row_bytes = frame.payload.len().checked_div(all).unwrap_or(0);
         for part in parts {
@@ -178,7 +180,7 @@ impl<B: Backend> Queries<'_, B> {
             let attached = self.attached.get(&part.attachment);
             let shards =
                 attached.ok_or(Refusal::NotAttached { attachment: part.attachment }).and_then(|(attached, _)| {
-                    let found = self.desk.store.find(attached.context, &attached.blocks);
+                    let found = self.service.store.find(attached.context, &attached.blocks);
                     let known = |shards| (shards, attached.clone());
                     found.map(known).map_err(|block| Refusal::Missing { context: attached.context, block })
                 });
@@ -187,7 +189,7 @@ impl<B: Backend> Queries<'_, B> {
                     let attachment = part.attachment;
                     let rows = match &asked {
                         Rows::Bytes(payload) => payload.slice(rows.start * row_bytes..rows.end * row_bytes),
-                        Rows::Lent(q) => {
+                        Rows::Exported(q) => {
                             let backend = decoder.backend();
                             backend.raw(&[backend.rows(q, rows.start, rows.end)?])?.whole()?.into()
                         }
@@ -196,7 +198,7 @@ impl<B: Backend> Queries<'_, B> {
                         self.send(refusal(head.header, attachment, &refused)).await?;
                     }
                 }
-                (_, shards) => found.push(Found { part, rows, shards }),
+                (_, shards) => found.push(AttendedPart { part, rows, shards }),
             }
         }
         if found.is_empty() {
@@ -204,16 +206,16 @@ impl<B: Backend> Queries<'_, B> {
         }
         // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
         let at_once = match (decoder.backend().queues(), &asked) {
-            (true, asked) => matches!(asked, Rows::Lent(_)),
-            (false, _) => cost(&decoder, &found, head.layer) <= AT_ONCE,
+            (true, asked) => matches!(asked, Rows::Exported(_)),
+            (false, _) => cost(&decoder, &found, head.layer) <= INLINE_ANSWER_OPERATIONS,
         };
         let answered = if at_once { answer(&decoder, &found, (all, &asked), head) } else { Ok(None) };
         let answer = match answered? {
             Some(answer) => answer,
             None => {
-                let cores = self.desk.cores.clone();
+                let cores = self.service.cores.clone();
                 let attended = machine::spawn(move || {
-                    let _computing = Computing::begin(&cores, Work::Answering);
+                    let _computing = Computing::begin(&cores, ComputeKind::Answering);
                     answer_when_there_is_room(&decoder, &found, (all, &asked), head)
                 })
                 .await;

@@ -16,31 +16,31 @@ use tokio::{
 
 use crate::{
     context_host::{
-        answering::attending::{self, Found, Grouped, QueryHead, Rows},
+        answering::attending::{self, AttendedPart, Grouped, QueryHead, Rows},
         error::Refusal,
     },
     link::Links,
     machine,
     messages::{
-        Below, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, Relay as Merges, ShardKeys,
+        PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, RelayChild, RelayOrder, ShardKeys,
         WireMessage, are_of,
     },
     payload::{Floats, are_numbers},
 };
 
 /// Queries of an attachment that wait for the hosts below; its query host waits for each answer.
-const WAITING: usize = 8;
+const QUERIES_IN_FLIGHT: usize = 8;
 
 /// Where answers go; one at a time.
 pub type Replies = Arc<Mutex<Box<dyn FrameSender>>>;
 
 /// The task that serves an attachment; it ends with it.
-pub struct Relay<B: Backend> {
+pub struct RelayTask<B: Backend> {
     queries: mpsc::Sender<Query<B>>,
     task: JoinHandle<()>,
 }
 
-impl<B: Backend> Drop for Relay<B> {
+impl<B: Backend> Drop for RelayTask<B> {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -59,13 +59,13 @@ pub struct Query<B: Backend> {
 }
 
 /// What an attachment is served with.
-pub struct Served<B: Backend> {
+pub struct AttachmentContext<B: Backend> {
     /// Its number.
     pub attachment: u64,
     /// The model.
     pub decoder: Arc<Decoder<B>>,
     /// What is asked and merged.
-    pub merges: Merges,
+    pub merges: RelayOrder,
     /// To the hosts below.
     pub links: Arc<Links>,
     /// To the query host.
@@ -73,19 +73,19 @@ pub struct Served<B: Backend> {
 }
 
 /// A host below.
-struct Line {
+struct RelayChannel {
     heads: Heads,
-    below: Below,
+    below: RelayChild,
     channel: Channel,
 }
 
 /// A partial and its shards.
 type Partial = (Vec<ShardKeys>, PackedRows);
 
-impl<B: Backend> Relay<B> {
+impl<B: Backend> RelayTask<B> {
     /// Opens channels to the hosts below; whoever asks before they are open waits.
-    pub fn start(served: Served<B>) -> Self {
-        let (queries, waiting) = mpsc::channel(WAITING);
+    pub fn start(served: AttachmentContext<B>) -> Self {
+        let (queries, waiting) = mpsc::channel(QUERIES_IN_FLIGHT);
         Self { queries, task: tokio::spawn(served.serve(waiting)) }
     }
 
@@ -94,11 +94,11 @@ impl<B: Backend> Relay<B> {
     /// # Errors
     /// When too many wait, or none is answered any more.
     pub fn ask(&self, query: Query<B>) -> Result<(), Refusal> {
-        self.queries.try_send(query).map_err(|_| Refusal::TooMany { what: "queries wait", most: WAITING })
+        self.queries.try_send(query).map_err(|_| Refusal::TooMany { what: "queries wait", most: QUERIES_IN_FLIGHT })
     }
 }
 
-impl<B: Backend> Served<B> {
+impl<B: Backend> AttachmentContext<B> {
     /// Answers until nobody asks, or a host below is of no use.
     async fn serve(self, mut queries: mpsc::Receiver<Query<B>>) {
         let mut header = Frame::control(AlignedVec::new()).header;
@@ -126,9 +126,9 @@ impl<B: Backend> Served<B> {
         let _ = tokio::spawn(async move { replies.lock().await.send(frame).await }).await;
     }
 
-    async fn open(&self) -> Result<Vec<Line>, Refusal> {
+    async fn open(&self) -> Result<Vec<RelayChannel>, Refusal> {
         let heads = self.decoder.config().heads;
-        let open = |below: &Below| {
+        let open = |below: &RelayChild| {
             let below = below.clone();
             async move {
                 let failed = |cause: String| Refusal::Below { host: below.host.clone(), cause };
@@ -138,22 +138,22 @@ impl<B: Backend> Served<B> {
                 opening.extend_from_slice(&below.opening);
                 let sent = channel.sender.send(Frame::control(opening)).await;
                 sent.map_err(|error| failed(error.to_string()))?;
-                Ok(Line { heads, below, channel })
+                Ok(RelayChannel { heads, below, channel })
             }
         };
         try_join_all(self.merges.below.iter().map(open)).await
     }
 
-    async fn answer(&self, lines: &mut [Line], query: Query<B>) -> Result<Frame, Refusal> {
+    async fn answer(&self, lines: &mut [RelayChannel], query: Query<B>) -> Result<Frame, Refusal> {
         let Query { head: QueryHead { header, layer }, part, rows, shards } = query;
         let meta = QueryMeta { layer: layer as u32, parts: vec![part.clone()] }.archive();
         let asked = Frame::new(header, meta, rows.clone());
         let row = self.decoder.config().heads.packed_row();
         try_join_all(lines.iter_mut().map(|line| line.ask(asked.clone()))).await?;
         let (decoder, count) = (self.decoder.clone(), part.rows as usize);
-        let found = Found { part: part.clone(), rows: 0..count, shards: Ok(shards) };
+        let found = AttendedPart { part: part.clone(), rows: 0..count, shards: Ok(shards) };
         let own = machine::spawn(move || attending::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), layer));
-        let below = try_join_all(lines.iter_mut().map(|line| line.hear(header, &part, row))).await?;
+        let below = try_join_all(lines.iter_mut().map(|line| line.receive_answer(header, &part, row))).await?;
         let not_computed = |cause: String| Refusal::NotComputed { cause };
         let (own, values) = own
             .await
@@ -176,14 +176,19 @@ impl<B: Backend> Served<B> {
     }
 }
 
-impl Line {
+impl RelayChannel {
     async fn ask(&mut self, query: Frame) -> Result<(), Refusal> {
         let sent = self.channel.sender.send(query).await;
         sent.map_err(|error| self.fault(&error.to_string()))
     }
 
     /// The partials that answer a query.
-    async fn hear(&mut self, asked: FrameHeader, part: &QueryPart, row: usize) -> Result<Vec<Partial>, Refusal> {
+    async fn receive_answer(
+        &mut self,
+        asked: FrameHeader,
+        part: &QueryPart,
+        row: usize,
+    ) -> Result<Vec<Partial>, Refusal> {
         let heard: Result<Option<Frame>, TransportError> = self.channel.receiver.receive().await;
         let frame = heard.map_err(|error| self.fault(&error.to_string()))?;
         let frame = frame.ok_or_else(|| self.fault("it closed the channel"))?;

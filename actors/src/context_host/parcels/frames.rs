@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use asterism_kernels::{Backend, Lent, TensorOps};
+use asterism_kernels::{Backend, Exported, TensorOps};
 use asterism_models::{ModelError, Parcel, Part};
-use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
+use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, Meta};
 use bytes::Bytes;
 
 use crate::{
-    context_host::parcels::pieces::{self, Arrived, Memory},
+    context_host::parcels::pieces::{self, Memory, ReceivedParcel},
     messages::{ParcelMeta, ParcelPart, WireMessage},
     payload,
 };
@@ -17,7 +17,7 @@ use crate::{
 pub type Sent<'a, B> = (Parcel, &'a [<B as TensorOps>::Tensor]);
 
 /// A frame that is to be, but for its payload.
-struct Piece {
+struct PendingFrame {
     /// Of which parcel.
     place: usize,
     header: FrameHeader,
@@ -51,7 +51,7 @@ impl<B: Backend> Parcels<'_, B> {
             let lengths = pieces::cut(count * payload::element_bytes(header.payload_type), piece_bytes);
             let pieces = lengths.len() as u32;
             let meta = |piece| ParcelMeta { piece, pieces, ..meta.clone() }.archive().into();
-            let piece = |(piece, bytes)| Piece { place, header, meta: meta(piece), bytes };
+            let piece = |(piece, bytes)| PendingFrame { place, header, meta: meta(piece), bytes };
             all.extend((0..).zip(lengths).map(piece));
         }
         let (mut rest, mut start) = (all.into_iter().peekable(), 0);
@@ -64,8 +64,8 @@ impl<B: Backend> Parcels<'_, B> {
             let mut fetched = memory.take(bytes);
             raw.read(start, &mut fetched)?;
             start += bytes;
-            let mut fetched = memory.lend(fetched);
-            for Piece { place, header, meta, bytes } in together {
+            let mut fetched = memory.export(fetched);
+            for PendingFrame { place, header, meta, bytes } in together {
                 take(place, Frame::new(header, meta, fetched.split_to(bytes)))?;
             }
         }
@@ -73,10 +73,10 @@ impl<B: Backend> Parcels<'_, B> {
     }
 
     /// A parcel for hosts of this process.
-    pub fn lent(&self, (parcel, tensors): Sent<'_, B>) -> Result<Frame, ModelError> {
+    pub fn exported(&self, (parcel, tensors): Sent<'_, B>) -> Result<Frame, ModelError> {
         let (header, meta) = self.heading(parcel, tensors);
-        let lent: Lent<B> = self.backend.lend(tensors.to_vec())?;
-        Ok(Frame::new(header, meta.archive(), Bytes::new()).handing(Handed::new(lent)))
+        let exported: Exported<B> = self.backend.export(tensors.to_vec())?;
+        Ok(Frame::new(header, meta.archive(), Bytes::new()).handing(LocalValue::new(exported)))
     }
 
     /// What says of a parcel in one frame what it is.
@@ -98,14 +98,15 @@ impl<B: Backend> Parcels<'_, B> {
     }
 
     /// The tensors of a parcel that came.
-    pub fn read(&self, arrived: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, Arrived { meta, frame, .. }) = (self.backend, arrived);
+    pub fn read(&self, arrived: &ReceivedParcel) -> Result<Vec<B::Tensor>, ModelError> {
+        let (backend, ReceivedParcel { meta, frame, .. }) = (self.backend, arrived);
         let wrong = |cause: String| ModelError::Host { host: format!("of shard {}", meta.from), cause };
         let expected = payload::payload_type(backend.dtype());
         if let Some(handed) = &frame.handed {
-            let lent =
-                handed.get::<Lent<B>>().ok_or_else(|| wrong("it handed over what no host of this kind has".into()))?;
-            return Ok((*lent)(backend)?);
+            let exported = handed
+                .get::<Exported<B>>()
+                .ok_or_else(|| wrong("it handed over what no host of this kind has".into()))?;
+            return Ok((*exported)(backend)?);
         }
         if frame.header.payload_type != expected {
             return Err(wrong(format!("expected {expected:?} tensors, got {:?}", frame.header)));
@@ -214,7 +215,7 @@ mod tests {
                         let mut joiner = Joiner::default();
                         let whole = frames.into_iter().find_map(|frame| {
                             let meta = ParcelMeta::read(&frame.meta, "itself").unwrap();
-                            joiner.add(parcel, Arrived { meta, frame, more: Vec::new() }).unwrap()
+                            joiner.add(parcel, ReceivedParcel { meta, frame, more: Vec::new() }).unwrap()
                         });
                         for came in parcels.read(&whole.unwrap().1).unwrap() {
                             let both = cpu.concat(&[came, made.clone()], 0).unwrap();

@@ -19,24 +19,24 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use crate::{
     context_host::{
         error::ChannelError,
+        fair_scheduler::Slot,
         parcels::{
             frames::{Parcels, Sent},
-            mailroom::{Attempt, Mailroom},
+            parcel_inbox::{Attempt, ParcelInbox},
             pieces::{self, Memory},
         },
-        stop::Stop,
-        turns::Seat,
+        stop::StopFlag,
     },
     link::Links,
     machine,
-    messages::{EncodeShards, Opening, ShardHolder, Taken, WireMessage},
+    messages::{ChannelOpening, EncodeShards, ParcelsTaken, ShardHolder, WireMessage},
     ticket::Ticket,
 };
 
 /// Peers of the shards that this host encodes together.
 pub struct RemotePeers<B: Backend> {
-    office: Office<B>,
-    seat: Rc<RefCell<Seat>>,
+    transfer: TransferContext<B>,
+    slot: Rc<RefCell<Slot>>,
     attempt: Attempt,
     ticket: Ticket,
     own: Vec<usize>,
@@ -49,47 +49,47 @@ pub struct RemotePeers<B: Backend> {
 }
 
 /// Frames that wait at most for a channel to take them, so that a device computes while what it passed on travels.
-const WAITING: usize = 16;
+const FRAMES_IN_FLIGHT: usize = 16;
 
 /// A channel of parcels to a peer.
 struct Outgoing {
     frames: mpsc::Sender<Frame>,
     hands_over: bool,
-    carrying: Carrying,
+    carrying: ParcelSender,
 }
 
 /// Sends what waits and hears the peer's word that it has all, or that the channel broke; ends with its holder.
-struct Carrying(JoinHandle<Result<(), ChannelError>>);
+struct ParcelSender(JoinHandle<Result<(), ChannelError>>);
 
-impl Drop for Carrying {
+impl Drop for ParcelSender {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 /// What parcels go through.
-pub struct Office<B: Backend> {
+pub struct TransferContext<B: Backend> {
     /// The device.
     pub decoder: Arc<Decoder<B>>,
     /// Links to other hosts.
     pub links: Arc<Links>,
     /// Where parcels arrive.
-    pub mailroom: Arc<Mailroom>,
+    pub parcel_inbox: Arc<ParcelInbox>,
     /// Set when the work is to stop.
-    pub stop: Stop,
+    pub stop: StopFlag,
     /// Most bytes of a parcel in one frame.
     pub piece_bytes: usize,
     /// Whether hosts of this process get parcels as they lie on the device.
     pub hands_over: bool,
 }
 
-impl<B: Backend> Clone for Office<B> {
+impl<B: Backend> Clone for TransferContext<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, links, mailroom, stop, piece_bytes, hands_over } = self;
+        let Self { decoder, links, parcel_inbox, stop, piece_bytes, hands_over } = self;
         Self {
             decoder: decoder.clone(),
             links: links.clone(),
-            mailroom: mailroom.clone(),
+            parcel_inbox: parcel_inbox.clone(),
             stop: stop.clone(),
             piece_bytes: *piece_bytes,
             hands_over: *hands_over,
@@ -98,14 +98,14 @@ impl<B: Backend> Clone for Office<B> {
 }
 
 impl<B: Backend> RemotePeers<B> {
-    /// For the shards of one order, whose turn `seat` keeps.
-    pub fn new(office: Office<B>, seat: Rc<RefCell<Seat>>, order: &EncodeShards) -> Self {
+    /// For the shards of one order, whose turn `slot` keeps.
+    pub fn new(transfer: TransferContext<B>, slot: Rc<RefCell<Slot>>, order: &EncodeShards) -> Self {
         let own: Vec<usize> = order.shards.iter().map(|shard| shard.block).collect();
         let foreign = |peer: &&ShardHolder| peer.blocks.iter().all(|block| !own.contains(&(*block as usize)));
         let peers = order.peers.iter().filter(foreign).cloned().collect();
         Self {
-            office,
-            seat,
+            transfer,
+            slot,
             attempt: (order.context, order.attempt),
             ticket: order.ticket,
             own,
@@ -129,7 +129,7 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     fn parcels(&self) -> Parcels<'_, B> {
-        Parcels { backend: self.office.decoder.backend() }
+        Parcels { backend: self.transfer.decoder.backend() }
     }
 
     /// Hosts that want a parcel.
@@ -141,7 +141,7 @@ impl<B: Backend> RemotePeers<B> {
     /// Whether the channel to a peer hands over, and is to.
     fn hands_over(&mut self, peer: &ShardHolder) -> Result<bool, ModelError> {
         let channel = self.take_channel(peer)?;
-        let hands_over = self.office.hands_over && channel.hands_over;
+        let hands_over = self.transfer.hands_over && channel.hands_over;
         self.channels.insert(peer.host.clone(), channel);
         Ok(hands_over)
     }
@@ -156,7 +156,7 @@ impl<B: Backend> RemotePeers<B> {
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
         let channel = self.take_channel(peer)?;
-        let waits = self.office.away(&self.seat, channel.frames.send(frame)).ok_or(ModelError::Cancelled)?;
+        let waits = self.transfer.away(&self.slot, channel.frames.send(frame)).ok_or(ModelError::Cancelled)?;
         if waits.is_err() {
             self.carried(&peer.host, channel)?;
             return self.reached(&peer.host, Err(ChannelError::NotTaken));
@@ -168,7 +168,7 @@ impl<B: Backend> RemotePeers<B> {
     /// Waits until a channel has carried all, and the peer has said that it has it.
     fn carried(&mut self, host: &str, Outgoing { frames, mut carrying, .. }: Outgoing) -> Result<(), ModelError> {
         drop(frames);
-        let carried = self.office.away(&self.seat, &mut carrying.0).ok_or(ModelError::Cancelled)?;
+        let carried = self.transfer.away(&self.slot, &mut carrying.0).ok_or(ModelError::Cancelled)?;
         self.reached(host, carried.unwrap_or(Err(ChannelError::NotTaken)))
     }
 
@@ -184,26 +184,26 @@ impl<B: Backend> RemotePeers<B> {
 
     /// A channel that is watched: where two hosts wait for each other, who lost what it sent is the only one to know.
     fn open(&mut self, peer: &ShardHolder) -> Result<Outgoing, ModelError> {
-        let (links, holder) = (self.office.links.clone(), peer.clone());
+        let (links, holder) = (self.transfer.links.clone(), peer.clone());
         let (attempt, ticket) = (self.attempt, self.ticket);
         let (context, number) = attempt;
-        let opened = self.office.away(&self.seat, async move {
+        let opened = self.transfer.away(&self.slot, async move {
             let mut channel = links.channel(&holder.host, &holder.endpoints).await?;
-            channel.sender.send(Opening::Pass { context, attempt: number, ticket }.frame()).await?;
+            channel.sender.send(ChannelOpening::Pass { context, attempt: number, ticket }.frame()).await?;
             Ok::<_, TransportError>(channel)
         });
         let channel = self.reached(&peer.host, opened.ok_or(ModelError::Cancelled)?)?;
-        let (mailroom, host) = (self.office.mailroom.clone(), peer.host.clone());
-        let (Channel { sender, receiver }, (frames, waiting)) = (channel, mpsc::channel(WAITING));
+        let (parcel_inbox, host) = (self.transfer.parcel_inbox.clone(), peer.host.clone());
+        let (Channel { sender, receiver }, (frames, waiting)) = (channel, mpsc::channel(FRAMES_IN_FLIGHT));
         let hands_over = sender.hands_over();
         let carrying = tokio::spawn(async move {
             let carried = try_join(carry(sender, waiting), taken(receiver, attempt)).await;
             if let Err(cause) = &carried {
-                mailroom.break_off(attempt, &host, cause);
+                parcel_inbox.break_off(attempt, &host, cause);
             }
             carried.map(|_| ())
         });
-        Ok(Outgoing { frames, hands_over, carrying: Carrying(carrying) })
+        Ok(Outgoing { frames, hands_over, carrying: ParcelSender(carrying) })
     }
 
     fn reached<T, E: ToString>(&mut self, host: &str, result: Result<T, E>) -> Result<T, ModelError> {
@@ -223,21 +223,21 @@ async fn carry(mut sender: Box<dyn FrameSender>, mut waiting: mpsc::Receiver<Fra
 /// Waits for the word that all parcels of a channel were taken.
 async fn taken(mut receiver: Box<dyn FrameReceiver>, (context, attempt): Attempt) -> Result<(), ChannelError> {
     let answer = receiver.receive().await?.filter(|frame| frame.header.kind == FrameKind::Control);
-    match answer.map(|frame| Taken::read(&frame.meta, "it")).transpose()? {
-        Some(said) if said == (Taken { context, attempt }) => Ok(()),
+    match answer.map(|frame| ParcelsTaken::read(&frame.meta, "it")).transpose()? {
+        Some(stated) if stated == (ParcelsTaken { context, attempt }) => Ok(()),
         _ => Err(ChannelError::NotTaken),
     }
 }
 
-impl<B: Backend> Office<B> {
+impl<B: Backend> TransferContext<B> {
     /// Waits for `work` on the network, letting others compute meanwhile; none when told to stop first.
-    fn away<F: Future>(&self, seat: &RefCell<Seat>, work: F) -> Option<F::Output> {
+    fn away<F: Future>(&self, slot: &RefCell<Slot>, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
         let at_once = poll_fn(|context| Poll::Ready(work.as_mut().poll(context)));
         if let Poll::Ready(done) = machine::block_on(at_once) {
             return Some(done);
         }
-        seat.borrow_mut().give_up();
+        slot.borrow_mut().give_up();
         let done = machine::block_on(async {
             tokio::select! {
                 biased;
@@ -245,7 +245,7 @@ impl<B: Backend> Office<B> {
                 () = self.stop.wait() => None,
             }
         });
-        done.filter(|_| seat.borrow_mut().take())
+        done.filter(|_| slot.borrow_mut().take())
     }
 }
 
@@ -259,15 +259,15 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
             parcels.into_iter().partition(|(parcel, _)| self.wanting(*parcel).next().is_some());
         let mut far: Vec<(Sent<'_, B>, Vec<ShardHolder>)> = Vec::new();
         for (parcel, tensors) in &wanted {
-            let (mut lent, mut others) = (None, Vec::new());
+            let (mut exported, mut others) = (None, Vec::new());
             for peer in self.wanting(*parcel).cloned().collect::<Vec<_>>() {
                 if !self.hands_over(&peer)? {
                     others.push(peer);
                     continue;
                 }
-                let frame = match &lent {
+                let frame = match &exported {
                     Some(frame) => Frame::clone(frame),
-                    None => lent.insert(self.parcels().lent((*parcel, tensors))?).clone(),
+                    None => exported.insert(self.parcels().exported((*parcel, tensors))?).clone(),
                 };
                 self.send_to(&peer, frame)?;
             }
@@ -275,9 +275,9 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
         }
         if !far.is_empty() {
             let (sent, peers): (Vec<Sent<'_, B>>, Vec<_>) = far.into_iter().unzip();
-            let (decoder, mut memory) = (self.office.decoder.clone(), std::mem::take(&mut self.memory));
+            let (decoder, mut memory) = (self.transfer.decoder.clone(), std::mem::take(&mut self.memory));
             let parcels = Parcels { backend: decoder.backend() };
-            parcels.frames(&sent, (self.office.piece_bytes, &mut memory), |place, frame| {
+            parcels.frames(&sent, (self.transfer.piece_bytes, &mut memory), |place, frame| {
                 peers[place].iter().try_for_each(|peer| self.send_to(peer, frame.clone()))
             })?;
             self.memory = memory;
@@ -292,17 +292,17 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
         if self.own.contains(&parcel.from) {
             return Err(ModelError::NoParcel { parcel: format!("{parcel:?}") });
         }
-        let Office { mailroom, stop, .. } = &self.office;
-        let arrived = match mailroom.find(self.attempt, parcel) {
+        let TransferContext { parcel_inbox, stop, .. } = &self.transfer;
+        let arrived = match parcel_inbox.find(self.attempt, parcel) {
             Some(arrived) => arrived,
             None => {
-                self.seat.borrow_mut().give_up();
+                self.slot.borrow_mut().give_up();
                 let arrived =
-                    machine::block_on(mailroom.wait(self.attempt, parcel, stop)).map_err(|(host, cause)| {
+                    machine::block_on(parcel_inbox.wait(self.attempt, parcel, stop)).map_err(|(host, cause)| {
                         self.peer_lost = true;
                         ModelError::Host { host, cause }
                     })?;
-                arrived.filter(|_| self.seat.borrow_mut().take()).ok_or(ModelError::Cancelled)?
+                arrived.filter(|_| self.slot.borrow_mut().take()).ok_or(ModelError::Cancelled)?
             }
         };
         self.received_bytes += pieces::whole_bytes(&arrived).unwrap_or(0) as u64;
@@ -314,6 +314,6 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
 
     fn layer_done(&mut self, layer: usize) {
         self.local.layer_done(layer);
-        self.office.mailroom.layer_done(self.attempt, layer);
+        self.transfer.parcel_inbox.layer_done(self.attempt, layer);
     }
 }

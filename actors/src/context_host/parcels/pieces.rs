@@ -17,7 +17,7 @@ pub const MOST_PIECES: u32 = 1024;
 /// Most bytes of a parcel, however they are cut.
 const MOST_BYTES: usize = MOST_PIECES as usize * PIECE_BYTES;
 /// Memory of so many pieces is used again: of those that wait to be sent, and of those under way.
-const KEPT: usize = 32;
+const REUSED_PIECES: usize = 32;
 
 /// How long the pieces of a parcel of so many bytes are, none longer than `most`.
 pub fn cut(bytes: usize, most: usize) -> Vec<usize> {
@@ -34,7 +34,7 @@ pub struct Memory(VecDeque<Bytes>);
 impl Memory {
     /// So many bytes of whatever was there.
     pub fn take(&mut self, bytes: usize) -> BytesMut {
-        // They leave in the order in which they were lent.
+        // They leave in the order in which they were exported.
         let mut memory = match self.0.pop_front().map(Bytes::try_into_mut) {
             Some(Ok(again)) => again,
             Some(Err(under_way)) => {
@@ -48,18 +48,18 @@ impl Memory {
     }
 
     /// What is to be sent of it.
-    pub fn lend(&mut self, memory: BytesMut) -> Bytes {
-        let lent = memory.freeze();
-        self.0.push_back(lent.clone());
-        if self.0.len() > KEPT {
+    pub fn export(&mut self, memory: BytesMut) -> Bytes {
+        let exported = memory.freeze();
+        self.0.push_back(exported.clone());
+        if self.0.len() > REUSED_PIECES {
             self.0.pop_front();
         }
-        lent
+        exported
     }
 }
 
 /// Tensors of one parcel as they came.
-pub struct Arrived {
+pub struct ReceivedParcel {
     /// Shapes and addressing.
     pub meta: ParcelMeta,
     /// The frame that brought them, or the first piece.
@@ -68,7 +68,7 @@ pub struct Arrived {
     pub more: Vec<Bytes>,
 }
 
-impl Arrived {
+impl ReceivedParcel {
     /// Its bytes, piece by piece.
     pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
         [&self.frame.payload].into_iter().chain(&self.more).map(|payload| &payload[..])
@@ -77,11 +77,11 @@ impl Arrived {
 
 /// The parcel that comes over a channel, piece by piece: the next one begins when it is whole.
 #[derive(Default)]
-pub struct Joiner(Option<Coming>);
+pub struct Joiner(Option<IncomingParcel>);
 
-struct Coming {
+struct IncomingParcel {
     parcel: Parcel,
-    first: Arrived,
+    first: ReceivedParcel,
     bytes: usize,
     next: u32,
 }
@@ -91,7 +91,11 @@ impl Joiner {
     ///
     /// # Errors
     /// What is wrong with a piece that is not the one expected.
-    pub fn add(&mut self, parcel: Parcel, piece: Arrived) -> Result<Option<(Parcel, Arrived)>, PieceError> {
+    pub fn add(
+        &mut self,
+        parcel: Parcel,
+        piece: ReceivedParcel,
+    ) -> Result<Option<(Parcel, ReceivedParcel)>, PieceError> {
         let ParcelMeta { piece: at, pieces, .. } = piece.meta;
         let Some(mut coming) = self.0.take() else {
             if at != 0 || !(1..=MOST_PIECES).contains(&pieces) {
@@ -101,7 +105,7 @@ impl Joiner {
                 return Ok(Some((parcel, piece)));
             }
             let bytes = piece.frame.payload.len();
-            self.0 = Some(Coming { parcel, first: piece, bytes, next: 1 });
+            self.0 = Some(IncomingParcel { parcel, first: piece, bytes, next: 1 });
             return Ok(None);
         };
         let expected = ParcelMeta { piece: coming.next, ..coming.first.meta.clone() };
@@ -125,7 +129,7 @@ impl Joiner {
 }
 
 /// Bytes of all tensors of a parcel; none if they are more than can be counted.
-pub fn whole_bytes(arrived: &Arrived) -> Option<usize> {
+pub fn whole_bytes(arrived: &ReceivedParcel) -> Option<usize> {
     let values = |shape: &Vec<u32>| shape.iter().try_fold(1_usize, |all, &size| all.checked_mul(size as usize));
     let mut shapes = arrived.meta.shapes.iter();
     let values = shapes.try_fold(0_usize, |all, shape| all.checked_add(values(shape)?))?;
@@ -142,7 +146,7 @@ mod tests {
 
     const PARCEL: Parcel = Parcel { layer: 2, part: Part::Keys, from: 1, to: None };
 
-    fn pieces(payload: &[u8], most: usize) -> Vec<Arrived> {
+    fn pieces(payload: &[u8], most: usize) -> Vec<ReceivedParcel> {
         let (mut payload, lengths) = (Bytes::copy_from_slice(payload), cut(payload.len(), most));
         let pieces = lengths.len() as u32;
         let piece = |(piece, length): (u32, usize)| {
@@ -151,12 +155,12 @@ mod tests {
             let meta = ParcelMeta { layer: 2, part: ParcelPart::Keys, from: 1, to: None, shapes, piece, pieces };
             let (kind, payload_type) = (FrameKind::Data, PayloadType::F32);
             let header = FrameHeader { kind, payload_type, correlation: 0 };
-            Arrived { frame: Frame::new(header, meta.archive(), payload), meta, more: Vec::new() }
+            ReceivedParcel { frame: Frame::new(header, meta.archive(), payload), meta, more: Vec::new() }
         };
         (0..).zip(lengths).map(piece).collect()
     }
 
-    fn joined(pieces: Vec<Arrived>) -> Result<Option<Vec<u8>>, PieceError> {
+    fn joined(pieces: Vec<ReceivedParcel>) -> Result<Option<Vec<u8>>, PieceError> {
         let mut joiner = Joiner::default();
         let mut whole = None;
         for piece in pieces {
@@ -181,11 +185,11 @@ mod tests {
         let mut memory = Memory::default();
         let first = memory.take(100);
         let at = first.as_ptr();
-        let (lent, mut other) = (memory.lend(first), memory.take(50));
+        let (exported, mut other) = (memory.export(first), memory.take(50));
         assert_ne!(other.as_ptr(), at, "the first is under way");
         other[0] = 1;
-        let other = memory.lend(other);
-        drop(lent);
+        let other = memory.export(other);
+        drop(exported);
         let again = memory.take(80);
         assert_eq!((again.as_ptr(), again.len()), (at, 80));
         assert_eq!(other[0], 1);
@@ -194,7 +198,7 @@ mod tests {
     #[test]
     fn pieces_that_are_not_the_next_are_refused() {
         let payload = vec![7; 800];
-        let with = |change: fn(&mut Vec<Arrived>)| {
+        let with = |change: fn(&mut Vec<ReceivedParcel>)| {
             let mut all = pieces(&payload, 256);
             change(&mut all);
             joined(all)
@@ -216,7 +220,7 @@ mod tests {
         let taken = (0..MOST_PIECES).take_while(|number| {
             let (mut meta, mut frame) = (first.meta.clone(), first.frame.clone());
             (meta.piece, frame.payload) = (*number, piece.clone());
-            joiner.add(PARCEL, Arrived { meta, frame, more: Vec::new() }).is_ok()
+            joiner.add(PARCEL, ReceivedParcel { meta, frame, more: Vec::new() }).is_ok()
         });
         assert_eq!(taken.count(), 32);
     }

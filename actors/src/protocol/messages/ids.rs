@@ -83,11 +83,11 @@ mod tests {
 
     #[test]
     fn runs_that_do_not_add_up_are_nothing() {
-        let said = |runs: &[(u32, u32)], ids: usize| {
+        let stated = |runs: &[(u32, u32)], ids: usize| {
             let runs = runs.iter().map(|&(start, tokens)| IdRun { start, tokens }).collect();
             ContextIds { context: 1, runs, ids: vec![0; ids] }.parts().is_some()
         };
-        assert!(said(&[(0, 2), (7, 1)], 3) && said(&[], 0));
-        assert!(!said(&[(0, 2)], 3) && !said(&[(0, 2), (4, 2)], 3) && !said(&[(u32::MAX, 2)], 2));
+        assert!(stated(&[(0, 2), (7, 1)], 3) && stated(&[], 0));
+        assert!(!stated(&[(0, 2)], 3) && !stated(&[(0, 2), (4, 2)], 3) && !stated(&[(u32::MAX, 2)], 2));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Upper bounds of a [`Spread`]'s buckets in seconds; longer ones go into one more. From a merge of small partials to a
+/// Upper bounds of a [`DurationHistogram`]'s buckets in seconds; longer ones go into one more. From a merge of small partials to a
 /// layer that waits for a host's work to move.
 pub const SPREAD_SECONDS: [f64; 20] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
@@ -42,7 +42,7 @@ pub struct Encoded {
 
 /// How often something took how long: count and sum by bucket, so that it costs the same however much was measured.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Spread {
+pub struct DurationHistogram {
     counts: [u32; BUCKETS],
     seconds: [f64; BUCKETS],
 }
@@ -51,13 +51,13 @@ pub struct Spread {
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Phase2Times {
     /// Each step: the query or a token through every layer, to the choice of the next token.
-    pub step: Spread,
+    pub step: DurationHistogram,
     /// Each step after the query's: from one token to the next.
-    pub token: Spread,
+    pub token: DurationHistogram,
     /// Each layer of a step: from the end of the query host's own attention until the last shard's partials were there.
-    pub layer_wait: Spread,
+    pub layer_wait: DurationHistogram,
     /// Each layer of a step: merging the partials. On a device that works on its own, handing it the work.
-    pub merge: Spread,
+    pub merge: DurationHistogram,
 }
 
 /// The links of a host process to others, and what it takes of its machine.
@@ -196,7 +196,7 @@ impl Phase2Times {
     }
 }
 
-impl Spread {
+impl DurationHistogram {
     /// Takes one in.
     pub fn add(&mut self, took: Duration) {
         let seconds = took.as_secs_f64();
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn what_is_added_is_found_in_its_bucket() {
-        let mut spread = Spread::default();
+        let mut spread = DurationHistogram::default();
         let times = [0, 10, 11, 1_000, 900_000, 1_000_000, 60_000_000].map(Duration::from_micros);
         times.into_iter().for_each(|took| spread.add(took));
         assert_eq!(spread.count(), 7);
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn an_average_never_leaves_its_bucket() {
-        let mut spread = Spread::default();
+        let mut spread = DurationHistogram::default();
         (0..1_000_003).for_each(|_| spread.add(Duration::from_millis(100)));
         let (count, mean) = spread.buckets().next().expect("a bucket");
         assert!(count == 1_000_003 && mean <= 0.1, "{count} {mean}");

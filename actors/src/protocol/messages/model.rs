@@ -10,20 +10,20 @@ const VALUE_BYTES: usize = 1 << 16;
 
 /// [`ModelDigest`] on the wire.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
-pub struct SaidModel {
+pub struct ModelReport {
     configuration: Vec<(String, String)>,
     tokenizer: Vec<(String, Hash)>,
     tensors: Vec<(String, Hash)>,
 }
 
-impl From<ModelDigest> for SaidModel {
+impl From<ModelDigest> for ModelReport {
     fn from(digest: ModelDigest) -> Self {
         let ModelDigest { front: FrontDigest { configuration, tokenizer }, weights } = digest;
         Self { configuration, tokenizer, tensors: weights.tensors }
     }
 }
 
-impl SaidModel {
+impl ModelReport {
     /// The digest, if it may be one of a model.
     ///
     /// # Errors
@@ -33,8 +33,8 @@ impl SaidModel {
         let plain = |text: &str, most| text.len() <= most && !text.contains(char::is_control);
         let lists = [configuration.len(), tokenizer.len(), tensors.len()];
         let hashed = tokenizer.iter().chain(&tensors).all(|(name, _)| plain(name, NAME_BYTES));
-        let told = configuration.iter().all(|(key, value)| plain(key, NAME_BYTES) && plain(value, VALUE_BYTES));
-        if lists.iter().any(|count| *count > MOST) || !hashed || !told {
+        let reported = configuration.iter().all(|(key, value)| plain(key, NAME_BYTES) && plain(value, VALUE_BYTES));
+        if lists.iter().any(|count| *count > MOST) || !hashed || !reported {
             return Err(format!(
                 "the digest of its model has {lists:?} keys, files and tensors, expected at most {MOST} each, of printable names \
                  of at most {NAME_BYTES} bytes; run the same version of asterism on every host"
@@ -56,12 +56,12 @@ mod tests {
             front: FrontDigest { configuration: vec![("a".into(), "1".into())], tokenizer: named("b") },
             weights: WeightsDigest { tensors: named("c") },
         };
-        assert_eq!(SaidModel::from(digest.clone()).check(), Ok(digest));
+        assert_eq!(ModelReport::from(digest.clone()).check(), Ok(digest));
         for tensors in [named("a\nb"), named(&"a".repeat(NAME_BYTES + 1)), vec![Default::default(); MOST + 1]] {
-            let said = SaidModel { tensors, ..SaidModel::default() };
-            assert!(said.check().is_err());
+            let stated = ModelReport { tensors, ..ModelReport::default() };
+            assert!(stated.check().is_err());
         }
         let configuration = vec![("a".to_string(), "\u{1b}[2J".to_string())];
-        assert!(SaidModel { configuration, ..SaidModel::default() }.check().is_err());
+        assert!(ModelReport { configuration, ..ModelReport::default() }.check().is_err());
     }
 }

@@ -9,7 +9,7 @@ use crate::ticket::Ticket;
 
 /// First frame of a channel to a context host: what the channel is for.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub enum Opening {
+pub enum ChannelOpening {
     /// Queries over the shards of a context, from a query host. More may follow on the same channel.
     Attach(Attach),
     /// No more queries over what was attached by this number.
@@ -30,7 +30,7 @@ pub enum Opening {
     Probe,
 }
 
-/// What a context host answers to [`Opening::Attach`] on a channel that hands over. Where it has something to hand over, that goes
+/// What a context host answers to [`ChannelOpening::Attach`] on a channel that hands over. Where it has something to hand over, that goes
 /// along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct Admitted {
@@ -40,7 +40,7 @@ pub struct Admitted {
 
 /// Last frame of a channel of parcels, from whom they went to: each has come to its encoder, or is wanted no more.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
-pub struct Taken {
+pub struct ParcelsTaken {
     /// Context.
     pub context: u64,
     /// Attempt.
@@ -93,7 +93,7 @@ pub struct Attach {
     /// Keys of these shards that are not to be seen; ascending by shard.
     pub hidden: Vec<HiddenKeys>,
     /// What it merges with those of other hosts before it answers.
-    pub relay: Relay,
+    pub relay: RelayOrder,
     /// Whether [`Admitted`] is waited for, on a channel that hands over.
     pub hands_over: bool,
     /// The context's.
@@ -102,7 +102,7 @@ pub struct Attach {
 
 /// Tokens of a context that a question gets anew: encoded together by whoever generates, in place of the keys that shards keep.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Anew {
+pub struct RefreshOrder {
     /// The pass that encodes them.
     pub shard: Shard,
     /// What it reads, row by row.
@@ -113,9 +113,9 @@ pub struct Anew {
 
 /// A host's part in the merge above its own shards.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Relay {
+pub struct RelayOrder {
     /// Hosts that it asks in its turn.
-    pub below: Vec<Below>,
+    pub below: Vec<RelayChild>,
     /// What it merges, by places among its own partials, then those of the hosts below, then what it merged before. It answers
     /// with those that it merged no further, in that order.
     pub merges: Vec<Vec<u32>>,
@@ -123,14 +123,14 @@ pub struct Relay {
 
 /// A host that another asks, and with what.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Below {
+pub struct RelayChild {
     /// Host name.
     pub host: String,
     /// Where it is reached.
     pub endpoints: Vec<Endpoint>,
     /// The shards of each partial that it answers with.
     pub answers: Vec<Vec<u32>>,
-    /// The archive of the [`Opening`] that it is to be sent: whoever passes it on has no need to read it.
+    /// The archive of the [`ChannelOpening`] that it is to be sent: whoever passes it on has no need to read it.
     pub opening: Vec<u8>,
 }
 
@@ -148,7 +148,7 @@ pub struct InvalidMerge {
     pub partials: usize,
 }
 
-impl Relay {
+impl RelayOrder {
     /// Whether there is nothing to be done.
     pub fn is_idle(&self) -> bool {
         self.below.is_empty() && self.merges.is_empty()
@@ -239,11 +239,15 @@ mod tests {
     #[test]
     fn a_merge_takes_what_is_there_and_once() {
         let groups = [vec![0, 1], vec![2]];
-        let below =
-            Below { host: "c1".into(), endpoints: Vec::new(), answers: vec![vec![3], vec![4]], opening: Vec::new() };
+        let below = RelayChild {
+            host: "c1".into(),
+            endpoints: Vec::new(),
+            answers: vec![vec![3], vec![4]],
+            opening: Vec::new(),
+        };
         let of = |merges: &[&[u32]]| {
             let merges = merges.iter().map(|inputs| inputs.to_vec()).collect();
-            Relay { below: vec![below.clone()], merges }.answers(&groups)
+            RelayOrder { below: vec![below.clone()], merges }.answers(&groups)
         };
         assert_eq!(of(&[]).map(|answers| answers.len()), Ok(4));
         let merged = vec![(1, vec![2]), (5, vec![0, 1, 3, 4])];

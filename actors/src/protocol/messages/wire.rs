@@ -4,7 +4,7 @@ use asterism_transport::Frame;
 use rkyv::{rancor, util::AlignedVec};
 use thiserror::Error;
 
-use super::{Admitted, HostCommand, HostMessage, Opening, ParcelMeta, PartialsMeta, QueryMeta, Taken};
+use super::{Admitted, ChannelOpening, HostCommand, HostMessage, ParcelMeta, ParcelsTaken, PartialsMeta, QueryMeta};
 
 /// Bytes that are not the message they should be.
 #[derive(Debug, Error)]
@@ -51,9 +51,9 @@ pub trait WireMessage: Sized {
 wire_message!(
     HostMessage = "host",
     HostCommand = "supervisor",
-    Opening = "opening",
+    ChannelOpening = "opening",
     Admitted = "admitted",
-    Taken = "taken",
+    ParcelsTaken = "taken",
     ParcelMeta = "parcel",
     QueryMeta = "query",
     PartialsMeta = "partials",

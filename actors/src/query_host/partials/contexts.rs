@@ -19,47 +19,47 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    host::Post,
+    host::ReportSink,
     machine,
     messages::{Generate, Phase2Times},
     payload,
     query_host::{
         arrival::Arrival,
         partials::{
-            asked::{Asked, AskedPart},
-            gather::{self, Command, Gather},
-            here::{Here, Part},
-            lines::Lines,
+            channels::HostChannels,
+            gather::{self, Gather, GatherCommand},
+            layer_step::{LayerStep, LayerStepPart},
+            local_shards::{LocalShards, Part},
             route::AskedContext,
         },
-        state::Event,
+        state::QueryHostEvent,
     },
     trace::LayerSpans,
 };
 
 /// The contexts of the jobs that are generated for.
-pub struct Contexts<B: Backend> {
+pub struct JobContexts<B: Backend> {
     decoder: Arc<Decoder<B>>,
-    here: Here<B>,
-    lines: Lines,
-    jobs: BTreeMap<u64, Context>,
+    local_shards: LocalShards<B>,
+    lines: HostChannels,
+    jobs: BTreeMap<u64, JobContext>,
     /// By the number that hosts know.
     attachments: HashMap<u64, Attachment>,
     attached: u64,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     /// Came during a step, and is for whoever takes the steps.
     later: VecDeque<Arrival>,
-    asked: Asked<B>,
+    asked: LayerStep<B>,
     /// Whether queries and answers are to stay on devices, and whether some of this layer do.
     on_devices: (bool, bool),
     /// Attachments that the layer under way is to be asked of, with their parts, by line.
     outgoing: BTreeMap<u64, Vec<(usize, u64)>>,
-    clock: Clock,
-    post: Post<Event>,
+    clock: StepClock,
+    post: ReportSink<QueryHostEvent>,
 }
 
 /// One job's.
-struct Context {
+struct JobContext {
     asked: AskedContext,
     gather: Gather,
     /// Line and attachment of each of its gather's channels.
@@ -79,7 +79,7 @@ struct Attachment {
 }
 
 /// When things happen, and how long they take.
-struct Clock {
+struct StepClock {
     started: Instant,
     /// When the last answers were all there, and how long that took.
     collected: Instant,
@@ -88,18 +88,18 @@ struct Clock {
     answered: Vec<(u64, bool)>,
 }
 
-impl<B: Backend> Contexts<B> {
+impl<B: Backend> JobContexts<B> {
     /// None yet. Arrivals come from `arrivals`; what stalls goes to `post`. `hands_over`: queries stay on the device where they can.
     pub fn new(
         (decoder, hands_over): (Arc<Decoder<B>>, bool),
-        lines: Lines,
+        lines: HostChannels,
         arrivals: mpsc::UnboundedReceiver<Arrival>,
-        post: Post<Event>,
+        post: ReportSink<QueryHostEvent>,
     ) -> Self {
         let now = Instant::now();
         let (jobs, attachments, outgoing) = Default::default();
         Self {
-            here: Here::new(decoder.clone()),
+            local_shards: LocalShards::new(decoder.clone()),
             decoder,
             lines,
             jobs,
@@ -107,30 +107,30 @@ impl<B: Backend> Contexts<B> {
             attached: 0,
             arrivals,
             later: VecDeque::new(),
-            asked: Asked::default(),
+            asked: LayerStep::default(),
             on_devices: (hands_over, false),
             outgoing,
-            clock: Clock { started: now, collected: now, waited: Duration::ZERO, answered: Vec::new() },
+            clock: StepClock { started: now, collected: now, waited: Duration::ZERO, answered: Vec::new() },
             post,
         }
     }
 
     /// Attaches a job's shards at their holders.
     pub fn add(&mut self, generate: &Generate, spans: Option<LayerSpans>) {
-        let hidden = generate.anew.as_ref().map_or(Vec::new(), |anew| anew.hidden.clone());
+        let hidden = generate.refresh_order.as_ref().map_or(Vec::new(), |refresh_order| refresh_order.hidden.clone());
         let asked = AskedContext { context: generate.context, ticket: generate.ticket, hidden };
         let gather = Gather::new(Arc::new(MergeTree::new(&generate.shards, generate.fan_in)), generate.fan_in);
         let (channels, times) = Default::default();
-        self.jobs.insert(generate.job, Context { asked, gather, channels, times, spans });
-        self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
+        self.jobs.insert(generate.job, JobContext { asked, gather, channels, times, spans });
+        self.apply(generate.job, gather::GatherEvent::Holders(generate.holders.clone()), None);
     }
 
     /// Detaches a job. Returns where its seconds went.
     pub fn remove(&mut self, job: u64) -> Box<Phase2Times> {
-        let Some(Context { channels, times, .. }) = self.jobs.remove(&job) else { return Box::default() };
+        let Some(JobContext { channels, times, .. }) = self.jobs.remove(&job) else { return Box::default() };
         for (line, attachment) in channels.into_values() {
             self.attachments.remove(&attachment);
-            self.here.leave(attachment);
+            self.local_shards.leave(attachment);
             self.lines.detach(line, attachment, false);
         }
         times
@@ -138,29 +138,30 @@ impl<B: Backend> Contexts<B> {
 
     /// Whether a job has to wait until somebody holds all of its shards, and has said whether it hands them over.
     pub fn is_stuck(&self, job: u64) -> bool {
-        let open = |(line, attachment): &(u64, u64)| self.lines.hands_over(*line) && !self.here.is_known(*attachment);
+        let open =
+            |(line, attachment): &(u64, u64)| self.lines.hands_over(*line) && !self.local_shards.is_known(*attachment);
         self.jobs.get(&job).is_none_or(|context| context.gather.is_stuck() || context.channels.values().any(open))
     }
 
     /// The contexts of the parts of a step, in their order, if all of their shards are in this process.
-    pub fn here(&mut self, jobs: &[u64]) -> Option<TeamContext<'_, B>> {
-        self.here.look();
+    pub fn local_shards(&mut self, jobs: &[u64]) -> Option<TeamContext<'_, B>> {
+        self.local_shards.look();
         let part = |job: &u64| {
-            let Context { asked, gather, channels, .. } = self.jobs.get(job)?;
+            let JobContext { asked, gather, channels, .. } = self.jobs.get(job)?;
             let attachments = channels.values().map(|(_, attachment)| *attachment).collect();
             Some(Part { attachments, shards: gather.shards(), hidden: &asked.hidden })
         };
-        self.here.context(&jobs.iter().map(part).collect::<Option<Vec<_>>>()?)
+        self.local_shards.context(&jobs.iter().map(part).collect::<Option<Vec<_>>>()?)
     }
 
     /// A step failed for all of its parts.
     pub fn failed(&mut self) {
-        self.here.failed();
+        self.local_shards.failed();
     }
 
     /// Whether a step failed for a device that is not needed for the next.
     pub fn has_lost_a_device(&mut self) -> bool {
-        self.here.has_lost_a_device()
+        self.local_shards.has_lost_a_device()
     }
 
     /// Shards of a job that one host holds, at most.
@@ -183,10 +184,10 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// What there is to hear without waiting, but for what only concerns the contexts.
-    pub fn heard_by_now(&mut self) -> Option<Arrival> {
+    pub fn arrived_by_now(&mut self) -> Option<Arrival> {
         loop {
             let arrival = self.later.pop_front().or_else(|| self.arrivals.try_recv().ok())?;
-            if let Some(arrival) = self.hear(arrival) {
+            if let Some(arrival) = self.on_arrival(arrival) {
                 return Some(arrival);
             }
         }
@@ -195,7 +196,7 @@ impl<B: Backend> Contexts<B> {
     /// Waits until something happens. Returns it unless it only concerns the contexts.
     pub fn wait(&mut self) -> Option<Arrival> {
         let arrival = self.next()?;
-        self.hear(arrival)
+        self.on_arrival(arrival)
     }
 
     /// The next arrival; none when losses are due to be told again, which they then are.
@@ -210,14 +211,14 @@ impl<B: Backend> Contexts<B> {
             Ok(arrival) => arrival,
             Err(_) => {
                 let jobs: Vec<u64> = self.jobs.keys().copied().collect();
-                jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Tick, None));
+                jobs.into_iter().for_each(|job| self.apply(job, gather::GatherEvent::Tick, None));
                 None
             }
         }
     }
 
     /// Takes in what concerns the contexts; all else comes back.
-    fn hear(&mut self, arrival: Arrival) -> Option<Arrival> {
+    fn on_arrival(&mut self, arrival: Arrival) -> Option<Arrival> {
         match arrival {
             Arrival::Frame(line, frame, _place) => {
                 if let Err(wrong) = self.read(line, &frame) {
@@ -226,7 +227,7 @@ impl<B: Backend> Contexts<B> {
             }
             Arrival::Broke(line, cause) => self.broke(line, false, &cause),
             Arrival::Holders { job, holders } if self.jobs.contains_key(&job) => {
-                self.apply(job, gather::Event::Holders(holders), None);
+                self.apply(job, gather::GatherEvent::Holders(holders), None);
             }
             other => return Some(other),
         }
@@ -235,40 +236,40 @@ impl<B: Backend> Contexts<B> {
 
     fn broke(&mut self, line: u64, wrong: bool, cause: &str) {
         for attachment in self.lines.ended(line) {
-            self.here.leave(attachment);
+            self.local_shards.leave(attachment);
             if let Some(Attachment { job, channel, .. }) = self.attachments.remove(&attachment) {
                 let (host, cause) = (None, cause.to_owned());
-                self.apply(job, gather::Event::Broke { channel, host, wrong, cause }, None);
+                self.apply(job, gather::GatherEvent::Broke { channel, host, wrong, cause }, None);
             }
         }
     }
 
     /// Applies an event; `answers` are those that came with it.
-    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial<'static, B>>>) {
+    fn apply(&mut self, job: u64, event: gather::GatherEvent, mut answers: Option<Vec<ShardPartial<'static, B>>>) {
         let Some(context) = self.jobs.get_mut(&job) else { return };
         let part = self.asked.parts.iter().position(|part| part.job == job);
         for command in context.gather.handle(self.clock.started.elapsed(), event) {
             match command {
-                Command::Open { channel, route } => {
+                GatherCommand::Open { channel, route } => {
                     let attachment = self.attached;
                     self.attached += 1;
                     let attach = route.attach(attachment, &context.asked);
                     context.channels.insert(channel, (self.lines.attach(&route.holder, attach), attachment));
                     self.attachments.insert(attachment, Attachment { job, channel, answers: route.answers() });
                 }
-                Command::Drop { channel } => {
+                GatherCommand::Drop { channel } => {
                     if let Some((line, attachment)) = context.channels.remove(&channel) {
                         self.attachments.remove(&attachment);
-                        self.here.leave(attachment);
+                        self.local_shards.leave(attachment);
                         self.lines.detach(line, attachment, true);
                     }
                 }
-                Command::Send { channel } => {
+                GatherCommand::Send { channel } => {
                     let to = context.channels.get(&channel).zip(part);
                     let outgoing = to.map(|((line, attachment), part)| (*line, (part, *attachment)));
                     outgoing.into_iter().for_each(|(line, ask)| self.outgoing.entry(line).or_default().push(ask));
                 }
-                Command::Take { blocks } => {
+                GatherCommand::Take { blocks } => {
                     let Some(part) = part.map(|part| &mut self.asked.parts[part].answers) else { continue };
                     for answer in answers.take().into_iter().flatten() {
                         let has = |block: usize| answer.shards.iter().any(|shard| shard.0 == block);
@@ -279,12 +280,12 @@ impl<B: Backend> Contexts<B> {
                         }
                     }
                 }
-                Command::Done { .. } => part.into_iter().for_each(|part| {
+                GatherCommand::Done { .. } => part.into_iter().for_each(|part| {
                     self.asked.parts[part].end.get_or_insert(Ok(()));
                 }),
-                Command::Stalled { host, wrong, cause } => {
+                GatherCommand::Stalled { host, wrong, cause } => {
                     tracing::warn!(job, %host, wrong, %cause, "shards do not answer");
-                    (self.post)(Event::Stalled { job, host, wrong, cause });
+                    (self.post)(QueryHostEvent::Stalled { job, host, wrong, cause });
                 }
             }
         }
@@ -326,7 +327,7 @@ impl<B: Backend> Contexts<B> {
                     self.later.push_back(Arrival::Stop { job });
                 }
                 Some(arrival) => {
-                    let other = self.hear(arrival);
+                    let other = self.on_arrival(arrival);
                     self.later.extend(other);
                 }
             }
@@ -337,7 +338,7 @@ impl<B: Backend> Contexts<B> {
         let parts = std::mem::take(&mut self.asked.parts);
         self.clock.answered.clear();
         let mut answers = Vec::with_capacity(parts.len());
-        for AskedPart { job, token, answers: shards, end, .. } in parts {
+        for LayerStepPart { job, token, answers: shards, end, .. } in parts {
             if let Some(Err(error)) = end {
                 self.jobs.get_mut(&job).into_iter().for_each(|context| context.gather.give_up());
                 answers.push(Err(error));
@@ -350,12 +351,12 @@ impl<B: Backend> Contexts<B> {
     }
 }
 
-impl<B: Backend> ContextAttention<B> for Contexts<B> {
+impl<B: Backend> ContextAttention<B> for JobContexts<B> {
     fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Answers<'_, B>, ModelError> {
         self.asked.layer(queries, payload::payload_type(self.decoder.backend().dtype()), asks);
         let (step, layer) = (self.asked.step, self.asked.layer);
         let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
-        jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
+        jobs.into_iter().for_each(|job| self.apply(job, gather::GatherEvent::Ask { step, layer }, None));
         self.on_devices.1 = self.on_devices.0 && self.outgoing.keys().any(|line| self.lines.hands_over(*line));
         self.flush()?;
         Ok(Answers::Coming { on_devices: self.on_devices.1, collect: Box::new(|| self.collect()) })
@@ -364,7 +365,7 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
     fn merged(&mut self) {
         let (waited, merged) = (self.clock.waited, self.clock.collected.elapsed());
         for job in self.clock.answered.iter().filter(|(_, token)| *token).map(|(job, _)| job) {
-            if let Some(Context { times, spans, .. }) = self.jobs.get_mut(job) {
+            if let Some(JobContext { times, spans, .. }) = self.jobs.get_mut(job) {
                 times.layer_wait.add(waited);
                 times.merge.add(merged);
                 spans.iter_mut().for_each(|spans| spans.done(self.asked.layer as usize + 1));

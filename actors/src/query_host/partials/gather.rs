@@ -27,7 +27,7 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What happens to a generation's view of its context.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum GatherEvent {
     /// A layer of a step asks every shard.
     Ask {
         /// Step.
@@ -65,7 +65,7 @@ pub enum Event {
 
 /// What a generation wants done.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Command {
+pub enum GatherCommand {
     /// Open a channel to a holder, for what the route says. What is sent on it waits until it is open.
     Open {
         /// Channel; never used again.
@@ -113,7 +113,7 @@ pub struct Gather {
     fan_in: u32,
     /// Blocks of one host, at most.
     most: usize,
-    asked: Option<Asked>,
+    asked: Option<PendingQuery>,
     /// The longest that an answer took so far.
     slowest: Option<Duration>,
     /// Some shard has nobody to ask for it.
@@ -128,20 +128,20 @@ struct Channel {
 }
 
 struct Broken {
-    told: Duration,
+    reported: Duration,
     host: String,
     wrong: bool,
     cause: String,
 }
 
-struct Asked {
+struct PendingQuery {
     step: u32,
     layer: u32,
     /// Blocks that have answered, with their keys.
     answered: BTreeMap<u32, u64>,
 }
 
-impl Asked {
+impl PendingQuery {
     fn lacks(&self, holder: &ShardHolder) -> bool {
         holder.blocks.iter().any(|block| !self.answered.contains_key(block))
     }
@@ -155,29 +155,35 @@ impl Gather {
     }
 
     /// Applies one event.
-    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
+    pub fn handle(&mut self, now: Duration, event: GatherEvent) -> Vec<GatherCommand> {
         let mut commands = Vec::new();
         match event {
-            Event::Ask { step, layer } => {
-                self.asked = Some(Asked { step, layer, answered: BTreeMap::new() });
+            GatherEvent::Ask { step, layer } => {
+                self.asked = Some(PendingQuery { step, layer, answered: BTreeMap::new() });
                 let live = self.channels.iter_mut().filter(|(_, channel)| channel.broken.is_none());
                 commands.extend(live.map(|(&channel, live)| {
                     live.asked = now;
-                    Command::Send { channel }
+                    GatherCommand::Send { channel }
                 }));
                 self.finish(&mut commands);
             }
-            Event::Answer { channel, step, layer, shards } => {
+            GatherEvent::Answer { channel, step, layer, shards } => {
                 return self.answered(now, channel, (step, layer), &shards);
             }
-            Event::Broke { channel, host, wrong, cause } => return self.broke(now, channel, (host, wrong, cause)),
-            Event::Holders(holders) => self.moved(now, &holders, &mut commands),
-            Event::Tick => {
+            GatherEvent::Broke { channel, host, wrong, cause } => {
+                return self.broke(now, channel, (host, wrong, cause));
+            }
+            GatherEvent::Holders(holders) => self.moved(now, &holders, &mut commands),
+            GatherEvent::Tick => {
                 for Channel { broken, .. } in self.channels.values_mut() {
-                    if let Some(broken) = broken.as_mut().filter(|broken| now >= broken.told + TELL_AGAIN) {
-                        broken.told = now;
+                    if let Some(broken) = broken.as_mut().filter(|broken| now >= broken.reported + TELL_AGAIN) {
+                        broken.reported = now;
                         let Broken { host, wrong, cause, .. } = broken;
-                        commands.push(Command::Stalled { host: host.clone(), wrong: *wrong, cause: cause.clone() });
+                        commands.push(GatherCommand::Stalled {
+                            host: host.clone(),
+                            wrong: *wrong,
+                            cause: cause.clone(),
+                        });
                     }
                 }
                 for (channel, since) in
@@ -191,11 +197,11 @@ impl Gather {
         commands
     }
 
-    /// When it wants the next [`Event::Tick`].
+    /// When it wants the next [`GatherEvent::Tick`].
     pub fn deadline(&self) -> Option<Duration> {
-        let told = self.channels.values().filter_map(|channel| channel.broken.as_ref());
+        let reported = self.channels.values().filter_map(|channel| channel.broken.as_ref());
         let late = self.owing().map(|(_, since)| since + self.patience());
-        told.map(|broken| broken.told + TELL_AGAIN).chain(late).min()
+        reported.map(|broken| broken.reported + TELL_AGAIN).chain(late).min()
     }
 
     /// Channels that owe an answer, and since when.
@@ -236,7 +242,7 @@ impl Gather {
         (0..self.tree.shards() as u32).filter(|block| !asked.answered.contains_key(block)).collect()
     }
 
-    fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
+    fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<GatherCommand> {
         let Some(Channel { route: Route { holder, .. }, asked: since, broken: None }) = self.channels.get(&channel)
         else {
             return Vec::new();
@@ -257,15 +263,15 @@ impl Gather {
                 *keys
             });
         }
-        let mut commands = vec![Command::Take { blocks }];
+        let mut commands = vec![GatherCommand::Take { blocks }];
         self.finish(&mut commands);
         commands
     }
 
-    fn finish(&mut self, commands: &mut Vec<Command>) {
+    fn finish(&mut self, commands: &mut Vec<GatherCommand>) {
         if let Some(asked) = self.asked.take_if(|asked| asked.answered.len() == self.tree.shards()) {
             let keys = asked.answered.values().fold(0, |all: u64, keys| all.saturating_add(*keys));
-            commands.push(Command::Done { keys });
+            commands.push(GatherCommand::Done { keys });
         }
     }
 
@@ -274,13 +280,13 @@ impl Gather {
         now: Duration,
         channel: u64,
         (host, wrong, cause): (Option<String>, bool, String),
-    ) -> Vec<Command> {
+    ) -> Vec<GatherCommand> {
         let Some(Channel { route, broken: broken @ None, .. }) = self.channels.get_mut(&channel) else {
             return Vec::new();
         };
         let host = host.filter(|host| route.leads_to(host)).unwrap_or_else(|| route.holder.host.clone());
-        *broken = Some(Broken { told: now, host: host.clone(), wrong, cause: cause.clone() });
-        let commands = vec![Command::Drop { channel }, Command::Stalled { host, wrong, cause }];
+        *broken = Some(Broken { reported: now, host: host.clone(), wrong, cause: cause.clone() });
+        let commands = vec![GatherCommand::Drop { channel }, GatherCommand::Stalled { host, wrong, cause }];
         self.stuck = self.lacks_a_holder();
         commands
     }
@@ -291,7 +297,7 @@ impl Gather {
         (0..self.tree.shards() as u32).any(|block| !held.contains(&block))
     }
 
-    fn moved(&mut self, now: Duration, holders: &[ShardHolder], commands: &mut Vec<Command>) {
+    fn moved(&mut self, now: Duration, holders: &[ShardHolder], commands: &mut Vec<GatherCommand>) {
         let asked = self.asked.as_ref();
         let mut wanted = routes(&self.tree, self.fan_in, holders);
         self.most = holders.iter().map(|holder| holder.blocks.len()).max().unwrap_or(0);
@@ -304,7 +310,7 @@ impl Gather {
                     true
                 }
                 _ => {
-                    commands.extend(broken.is_none().then_some(Command::Drop { channel: *id }));
+                    commands.extend(broken.is_none().then_some(GatherCommand::Drop { channel: *id }));
                     false
                 }
             }
@@ -312,9 +318,9 @@ impl Gather {
         for route in wanted.into_iter().filter(|route| !route.holder.blocks.is_empty()) {
             let channel = self.opened;
             self.opened += 1;
-            commands.push(Command::Open { channel, route: route.clone() });
+            commands.push(GatherCommand::Open { channel, route: route.clone() });
             if self.asked.as_ref().is_some_and(|asked| asked.lacks(&route.holder)) {
-                commands.push(Command::Send { channel });
+                commands.push(GatherCommand::Send { channel });
             }
             self.channels.insert(channel, Channel { route, asked: now, broken: None });
         }
@@ -333,10 +339,10 @@ mod tests {
     }
 
     /// Each shard is a group of its own.
-    fn open(channel: u64, host: &str, blocks: &[u32]) -> Command {
+    fn open(channel: u64, host: &str, blocks: &[u32]) -> GatherCommand {
         let groups = blocks.iter().map(|block| vec![*block]).collect();
         let route = Route { holder: holder(host, blocks), groups, below: Vec::new(), merges: Vec::new() };
-        Command::Open { channel, route }
+        GatherCommand::Open { channel, route }
     }
 
     fn gather(shards: u32, fan_in: u32) -> Gather {
@@ -344,16 +350,16 @@ mod tests {
         Gather::new(Arc::new(MergeTree::new(&shards, fan_in)), fan_in)
     }
 
-    fn send(channel: u64) -> Command {
-        Command::Send { channel }
+    fn send(channel: u64) -> GatherCommand {
+        GatherCommand::Send { channel }
     }
 
-    fn take(blocks: &[u32]) -> Command {
-        Command::Take { blocks: blocks.to_vec() }
+    fn take(blocks: &[u32]) -> GatherCommand {
+        GatherCommand::Take { blocks: blocks.to_vec() }
     }
 
-    fn stalled(host: &str) -> Command {
-        Command::Stalled { host: host.into(), wrong: false, cause: "it is gone".into() }
+    fn stalled(host: &str) -> GatherCommand {
+        GatherCommand::Stalled { host: host.into(), wrong: false, cause: "it is gone".into() }
     }
 
     struct Driver(Gather, Duration);
@@ -370,25 +376,25 @@ mod tests {
             driver
         }
 
-        fn on(&mut self, event: Event) -> Vec<Command> {
+        fn on(&mut self, event: GatherEvent) -> Vec<GatherCommand> {
             self.0.handle(self.1, event)
         }
 
-        fn holders(&mut self, holders: &[ShardHolder]) -> Vec<Command> {
-            self.on(Event::Holders(holders.to_vec()))
+        fn holders(&mut self, holders: &[ShardHolder]) -> Vec<GatherCommand> {
+            self.on(GatherEvent::Holders(holders.to_vec()))
         }
 
-        fn ask(&mut self, layer: u32) -> Vec<Command> {
-            self.on(Event::Ask { step: 0, layer })
+        fn ask(&mut self, layer: u32) -> Vec<GatherCommand> {
+            self.on(GatherEvent::Ask { step: 0, layer })
         }
 
-        fn answer(&mut self, channel: u64, layer: u32, blocks: &[u32]) -> Vec<Command> {
+        fn answer(&mut self, channel: u64, layer: u32, blocks: &[u32]) -> Vec<GatherCommand> {
             let shards = blocks.iter().map(|&block| ShardKeys { block, keys: 10 }).collect();
-            self.on(Event::Answer { channel, step: 0, layer, shards })
+            self.on(GatherEvent::Answer { channel, step: 0, layer, shards })
         }
 
-        fn broke(&mut self, channel: u64) -> Vec<Command> {
-            self.on(Event::Broke { channel, host: None, wrong: false, cause: "it is gone".into() })
+        fn broke(&mut self, channel: u64) -> Vec<GatherCommand> {
+            self.on(GatherEvent::Broke { channel, host: None, wrong: false, cause: "it is gone".into() })
         }
     }
 
@@ -397,7 +403,7 @@ mod tests {
         let mut driver = Driver::asked();
         assert_eq!(driver.answer(1, 0, &[2]), [take(&[2])]);
         assert_eq!(driver.0.missing(), [0, 1]);
-        assert_eq!(driver.answer(0, 0, &[0, 1]), [take(&[0, 1]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.answer(0, 0, &[0, 1]), [take(&[0, 1]), GatherCommand::Done { keys: 30 }]);
         assert_eq!(driver.ask(1), [send(0), send(1)]);
         assert_eq!(driver.answer(1, 0, &[2]), [], "an answer to an earlier ask");
     }
@@ -406,13 +412,13 @@ mod tests {
     fn a_lost_host_costs_its_missing_answers_only() {
         let mut driver = Driver::asked();
         driver.answer(1, 0, &[2]);
-        assert_eq!(driver.broke(0), [Command::Drop { channel: 0 }, stalled("a")]);
+        assert_eq!(driver.broke(0), [GatherCommand::Drop { channel: 0 }, stalled("a")]);
         assert_eq!(driver.broke(0), [], "one loss is one observation");
         // One of its shards goes to b, which has answered already, the other to c.
         let moved = driver.holders(&[holder("b", &[1, 2]), holder("c", &[0])]);
         assert_eq!(moved, [open(2, "b", &[1]), send(2), open(3, "c", &[0]), send(3)]);
         assert_eq!(driver.answer(2, 0, &[1]), [take(&[1])]);
-        assert_eq!(driver.answer(3, 0, &[0]), [take(&[0]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.answer(3, 0, &[0]), [take(&[0]), GatherCommand::Done { keys: 30 }]);
         assert_eq!(driver.ask(1), [send(1), send(2), send(3)]);
     }
 
@@ -422,7 +428,7 @@ mod tests {
         driver.answer(0, 0, &[0, 1]);
         driver.broke(0);
         assert_eq!(driver.holders(&[holder("b", &[0, 1, 2])])[1..], [open(2, "b", &[0, 1, 2]), send(2)]);
-        assert_eq!(driver.answer(2, 0, &[0, 1, 2]), [take(&[2]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.answer(2, 0, &[0, 1, 2]), [take(&[2]), GatherCommand::Done { keys: 30 }]);
     }
 
     #[test]
@@ -433,9 +439,9 @@ mod tests {
         let same = [holder("a", &[0, 1]), holder("b", &[2])];
         assert_eq!(driver.holders(&same), [open(2, "a", &[0, 1]), send(2)]);
         // A host that owes an answer is asked anew, as its channel may lead nowhere.
-        assert_eq!(driver.holders(&same), [Command::Drop { channel: 2 }, open(3, "a", &[0, 1]), send(3)]);
+        assert_eq!(driver.holders(&same), [GatherCommand::Drop { channel: 2 }, open(3, "a", &[0, 1]), send(3)]);
         assert_eq!(driver.answer(2, 0, &[0, 1]), []);
-        assert_eq!(driver.answer(3, 0, &[0, 1]), [take(&[0, 1]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.answer(3, 0, &[0, 1]), [take(&[0, 1]), GatherCommand::Done { keys: 30 }]);
         assert_eq!(driver.holders(&same), [], "nobody owes anything");
     }
 
@@ -446,12 +452,15 @@ mod tests {
         driver.broke(0);
         assert_eq!(driver.0.deadline(), Some(TELL_AGAIN));
         driver.1 = TELL_AGAIN - Duration::from_millis(1);
-        assert_eq!(driver.on(Event::Tick), []);
+        assert_eq!(driver.on(GatherEvent::Tick), []);
         driver.1 = TELL_AGAIN;
-        assert_eq!(driver.on(Event::Tick), [stalled("a")]);
+        assert_eq!(driver.on(GatherEvent::Tick), [stalled("a")]);
         assert_eq!(driver.0.deadline(), Some(2 * TELL_AGAIN));
         // Its shards have no holder for now: they are waited for, quietly.
-        assert_eq!(driver.holders(&[holder("b", &[2])]), [Command::Drop { channel: 1 }, open(2, "b", &[2]), send(2)]);
+        assert_eq!(
+            driver.holders(&[holder("b", &[2])]),
+            [GatherCommand::Drop { channel: 1 }, open(2, "b", &[2]), send(2)]
+        );
         assert_eq!(driver.0.deadline(), Some(driver.1 + FIRST_PATIENCE), "who has them now is waited for");
         assert_eq!(driver.answer(2, 0, &[2]), [take(&[2])]);
         assert_eq!(driver.0.missing(), [0, 1]);
@@ -466,24 +475,26 @@ mod tests {
         let late = PATIENCE + SLOWER * Duration::from_secs(2);
         assert_eq!(driver.0.deadline(), Some(late), "b took two seconds, a owes its answer since the beginning");
         driver.1 = late - Duration::from_millis(1);
-        assert_eq!(driver.on(Event::Tick), []);
+        assert_eq!(driver.on(GatherEvent::Tick), []);
         driver.1 = late;
-        let commands = driver.on(Event::Tick);
-        let [Command::Drop { channel: 0 }, Command::Stalled { host, wrong: false, cause }] = &commands[..] else {
+        let commands = driver.on(GatherEvent::Tick);
+        let [GatherCommand::Drop { channel: 0 }, GatherCommand::Stalled { host, wrong: false, cause }] = &commands[..]
+        else {
             panic!("{commands:?}")
         };
         assert!(host == "a" && cause.contains("70s"), "{cause}");
         assert_eq!(driver.0.deadline(), Some(late + TELL_AGAIN));
         let moved = driver.holders(&[holder("b", &[0, 1, 2])]);
         assert_eq!(moved, [open(2, "b", &[0, 1]), send(2)], "what b has answered stays");
-        assert_eq!(driver.answer(2, 0, &[0, 1]), [take(&[0, 1]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.answer(2, 0, &[0, 1]), [take(&[0, 1]), GatherCommand::Done { keys: 30 }]);
     }
 
     #[test]
     fn an_answer_for_other_shards_is_a_fault_of_its_host() {
         let mut driver = Driver::asked();
         let commands = driver.answer(0, 0, &[0]);
-        let [Command::Drop { channel: 0 }, Command::Stalled { wrong: true, cause, .. }] = &commands[..] else {
+        let [GatherCommand::Drop { channel: 0 }, GatherCommand::Stalled { wrong: true, cause, .. }] = &commands[..]
+        else {
             panic!("{commands:?}")
         };
         assert!(cause.contains("[0, 1]"), "{cause}");
@@ -491,28 +502,28 @@ mod tests {
 
     /// The channels that a shell would have, and what came of the layer.
     #[derive(Default)]
-    struct Shell {
+    struct TestShell {
         open: BTreeMap<u64, Vec<u32>>,
         owed: BTreeSet<u64>,
         taken: Vec<u32>,
         done: Vec<u64>,
     }
 
-    impl Shell {
-        fn carry_out(&mut self, commands: Vec<Command>) {
+    impl TestShell {
+        fn carry_out(&mut self, commands: Vec<GatherCommand>) {
             for command in commands {
                 match command {
-                    Command::Open { channel, route } => drop(self.open.insert(channel, route.holder.blocks)),
-                    Command::Drop { channel } => {
+                    GatherCommand::Open { channel, route } => drop(self.open.insert(channel, route.holder.blocks)),
+                    GatherCommand::Drop { channel } => {
                         assert!(self.open.remove(&channel).is_some(), "channel {channel} is not open");
                         self.owed.remove(&channel);
                     }
-                    Command::Send { channel } => {
+                    GatherCommand::Send { channel } => {
                         assert!(self.open.contains_key(&channel) && self.owed.insert(channel), "channel {channel}");
                     }
-                    Command::Take { blocks } => self.taken.extend(blocks),
-                    Command::Done { keys } => self.done.push(keys),
-                    Command::Stalled { .. } => {}
+                    GatherCommand::Take { blocks } => self.taken.extend(blocks),
+                    GatherCommand::Done { keys } => self.done.push(keys),
+                    GatherCommand::Stalled { .. } => {}
                 }
             }
         }
@@ -535,7 +546,7 @@ mod tests {
         assert_eq!(driver.answer(0, 0, &[1]), [take(&[1])]);
         assert_eq!(driver.holders(&[holder("a", &[1]), holder("b", &[0])])[..], [open(1, "b", &[0]), send(1)]);
         assert!(!driver.0.is_stuck());
-        assert_eq!(driver.answer(1, 0, &[0]), [take(&[0]), Command::Done { keys: 20 }]);
+        assert_eq!(driver.answer(1, 0, &[0]), [take(&[0]), GatherCommand::Done { keys: 20 }]);
     }
 
     #[test]
@@ -546,7 +557,7 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % below
             };
-            let (mut driver, mut shell) = (Driver(gather(3, 32), Duration::ZERO), Shell::default());
+            let (mut driver, mut shell) = (Driver(gather(3, 32), Duration::ZERO), TestShell::default());
             shell.carry_out(driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]));
             shell.carry_out(driver.ask(0));
             for _ in 0..20 {
@@ -562,7 +573,7 @@ mod tests {
                         let answers = at(shell.owed.iter().copied().collect(), &mut draw);
                         answers.into_iter().for_each(|channel| shell.answer(&mut driver, channel));
                     }
-                    2 => shell.carry_out(driver.on(Event::Tick)),
+                    2 => shell.carry_out(driver.on(GatherEvent::Tick)),
                     _ => {
                         let mut dealt = ["a", "b", "c"].map(|host| holder(host, &[]));
                         // The fourth is nobody.

@@ -2,9 +2,9 @@
 //! done about those that do not come.
 
 pub mod answers;
-pub mod asked;
+pub mod channels;
 pub mod contexts;
 pub mod gather;
-pub mod here;
-pub mod lines;
+pub mod layer_step;
+pub mod local_shards;
 pub mod route;

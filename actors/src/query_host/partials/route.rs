@@ -10,7 +10,7 @@ use asterism_plan::{HiddenKeys, MergeTree};
 use asterism_transport::Endpoint;
 
 use crate::{
-    messages::{Attach, Below, Opening, Relay, ShardHolder, WireMessage, unmerged},
+    messages::{Attach, ChannelOpening, RelayChild, RelayOrder, ShardHolder, WireMessage, unmerged},
     ticket::Ticket,
 };
 
@@ -34,7 +34,7 @@ pub struct Route {
     pub groups: Vec<Vec<u32>>,
     /// Hosts that it asks in its turn.
     pub below: Vec<Route>,
-    /// As of [`Relay`].
+    /// As of [`RelayOrder`].
     pub merges: Vec<Vec<u32>>,
 }
 
@@ -72,15 +72,15 @@ impl Route {
 
     /// As the host is told.
     pub fn attach(&self, attachment: u64, asked: &AskedContext) -> Attach {
-        let below = self.below.iter().map(|route| Below {
+        let below = self.below.iter().map(|route| RelayChild {
             host: route.holder.host.clone(),
             endpoints: route.holder.endpoints.clone(),
             answers: route.answers(),
-            opening: Opening::Attach(Attach { hands_over: false, ..route.attach(attachment, asked) })
+            opening: ChannelOpening::Attach(Attach { hands_over: false, ..route.attach(attachment, asked) })
                 .archive()
                 .to_vec(),
         });
-        let relay = Relay { below: below.collect(), merges: self.merges.clone() };
+        let relay = RelayOrder { below: below.collect(), merges: self.merges.clone() };
         let blocks: BTreeSet<u32> = self.groups.iter().flatten().copied().collect();
         let own = |hidden: &&HiddenKeys| blocks.contains(&hidden.block);
         let hidden = asked.hidden.iter().filter(own).cloned().collect();
@@ -127,15 +127,15 @@ struct Map<'a> {
 }
 
 /// A partial at a host.
-struct Piece {
+struct HostPartial {
     node: usize,
     host: usize,
     /// What the host merges it from; nothing where it holds all of it.
-    from: Vec<Piece>,
+    from: Vec<HostPartial>,
 }
 
 /// A partial as a host sees it before it numbers them.
-enum Slot {
+enum PartialSlot {
     Own(usize),
     Below(usize, usize),
     Merged(usize),
@@ -143,11 +143,11 @@ enum Slot {
 
 /// What a host does, being put together.
 #[derive(Default)]
-struct Work<'p> {
+struct HostWork<'p> {
     groups: Vec<Vec<u32>>,
-    merges: Vec<Vec<Slot>>,
+    merges: Vec<Vec<PartialSlot>>,
     /// Pieces of other hosts, by host.
-    others: BTreeMap<usize, Vec<&'p Piece>>,
+    others: BTreeMap<usize, Vec<&'p HostPartial>>,
 }
 
 impl<'a> Map<'a> {
@@ -168,22 +168,22 @@ impl<'a> Map<'a> {
     }
 
     /// Partials of these nodes for whoever merges them: as they lie if they are few, else those of a node merged by a host.
-    fn pieces(&mut self, nodes: &[usize]) -> Vec<Piece> {
+    fn pieces(&mut self, nodes: &[usize]) -> Vec<HostPartial> {
         let mut open = Vec::new();
         nodes.iter().for_each(|node| self.open(*node, &mut open));
         if open.len() <= self.fan_in { open } else { nodes.iter().flat_map(|node| self.merged(*node)).collect() }
     }
 
     /// The largest partials of a node that need no merge of what several hosts have.
-    fn open(&self, node: usize, pieces: &mut Vec<Piece>) {
+    fn open(&self, node: usize, pieces: &mut Vec<HostPartial>) {
         match self.whole[node] {
-            Some(host) => pieces.push(Piece { node, host, from: Vec::new() }),
+            Some(host) => pieces.push(HostPartial { node, host, from: Vec::new() }),
             None => self.tree.nodes()[node].inputs.iter().for_each(|input| self.open(*input, pieces)),
         }
     }
 
     /// A node's partial, merged by the host of those that have some of it which receives least so far.
-    fn merged(&mut self, node: usize) -> Vec<Piece> {
+    fn merged(&mut self, node: usize) -> Vec<HostPartial> {
         if self.whole[node].is_some() || !self.held[node] {
             let mut open = Vec::new();
             self.open(node, &mut open);
@@ -194,16 +194,16 @@ impl<'a> Map<'a> {
         let host = from.iter().map(|piece| piece.host).min_by_key(|host| self.received[*host]);
         let host = host.expect("a node has inputs, and each is held");
         self.received[host] += from.iter().filter(|piece| piece.host != host).count();
-        vec![Piece { node, host, from }]
+        vec![HostPartial { node, host, from }]
     }
 
     /// What a host is asked that is to have these pieces.
-    fn route<'p>(&self, host: usize, pieces: impl Iterator<Item = &'p Piece>) -> Route {
-        let mut work = Work::default();
+    fn route<'p>(&self, host: usize, pieces: impl Iterator<Item = &'p HostPartial>) -> Route {
+        let mut work = HostWork::default();
         for piece in pieces {
             self.place(host, piece, &mut work);
         }
-        let Work { groups, merges, others } = work;
+        let HostWork { groups, merges, others } = work;
         let below: Vec<Route> =
             others.iter().map(|(other, pieces)| self.route(*other, pieces.iter().copied())).collect();
         let (mut places, mut next) = (HashMap::new(), groups.len());
@@ -214,10 +214,10 @@ impl<'a> Map<'a> {
                 next += 1;
             }
         }
-        let number = |slot: Slot| match slot {
-            Slot::Own(at) => at as u32,
-            Slot::Below(other, node) => places[&(other, node)] as u32,
-            Slot::Merged(at) => (next + at) as u32,
+        let number = |slot: PartialSlot| match slot {
+            PartialSlot::Own(at) => at as u32,
+            PartialSlot::Below(other, node) => places[&(other, node)] as u32,
+            PartialSlot::Merged(at) => (next + at) as u32,
         };
         let merges = merges.into_iter().map(|inputs| inputs.into_iter().map(number).collect()).collect();
         let ShardHolder { host, endpoints, .. } = &self.holders[host];
@@ -228,10 +228,10 @@ impl<'a> Map<'a> {
         route
     }
 
-    fn place<'p>(&self, host: usize, piece: &'p Piece, work: &mut Work<'p>) -> Slot {
+    fn place<'p>(&self, host: usize, piece: &'p HostPartial, work: &mut HostWork<'p>) -> PartialSlot {
         if piece.host != host {
             work.others.entry(piece.host).or_default().push(piece);
-            return Slot::Below(piece.host, piece.node);
+            return PartialSlot::Below(piece.host, piece.node);
         }
         match &piece.from[..] {
             [] => self.own(piece.node, work),
@@ -242,25 +242,31 @@ impl<'a> Map<'a> {
         }
     }
 
-    fn own(&self, node: usize, work: &mut Work<'_>) -> Slot {
+    fn own(&self, node: usize, work: &mut HostWork<'_>) -> PartialSlot {
         let of = &self.tree.nodes()[node];
         if of.height <= 1 {
             work.groups.push(of.shards.clone());
-            return Slot::Own(work.groups.len() - 1);
+            return PartialSlot::Own(work.groups.len() - 1);
         }
         let inputs = of.inputs.iter().map(|input| self.own(*input, work)).collect();
         work.merges.push(inputs);
-        Slot::Merged(work.merges.len() - 1)
+        PartialSlot::Merged(work.merges.len() - 1)
     }
 
-    fn merge<'p>(&self, host: usize, node: usize, from: &HashMap<usize, &'p Piece>, work: &mut Work<'p>) -> Slot {
+    fn merge<'p>(
+        &self,
+        host: usize,
+        node: usize,
+        from: &HashMap<usize, &'p HostPartial>,
+        work: &mut HostWork<'p>,
+    ) -> PartialSlot {
         if let Some(piece) = from.get(&node) {
             return self.place(host, piece, work);
         }
         let inputs = &self.tree.nodes()[node].inputs;
         let inputs = inputs.iter().map(|input| self.merge(host, *input, from, work)).collect();
         work.merges.push(inputs);
-        Slot::Merged(work.merges.len() - 1)
+        PartialSlot::Merged(work.merges.len() - 1)
     }
 }
 
@@ -353,8 +359,8 @@ mod tests {
             let asked_context = AskedContext { context: 2, ticket: Ticket::default(), hidden: Vec::new() };
             let mut open = routes.iter().collect::<Vec<_>>();
             while let Some(route) = open.pop() {
-                let told = route.attach(1, &asked_context);
-                let answers = told.relay.answers(&told.groups).expect("it can be merged");
+                let reported = route.attach(1, &asked_context);
+                let answers = reported.relay.answers(&reported.groups).expect("it can be merged");
                 prop_assert!(answers.into_iter().map(|(_, shards)| shards).eq(route.answers()));
                 open.extend(&route.below);
             }

@@ -10,9 +10,9 @@ use crate::{
     supervisor::{
         fingerprint::Fingerprint,
         tables::{
-            context::{Context, Owner, Place, Placed},
-            hosts::{HostRecord, KeptHost, told::Address},
-            job::{Clock, Job, JobFacts, JobProgress, Question, Restored},
+            context::{Context, ContextOwner, Placed, ShardLocation},
+            hosts::{HostRecord, KeptHost, host_report::Address},
+            job::{Job, JobFacts, JobProgress, PhaseTimes, Question, Restored},
             model::ModelMark,
             numbers::Origin,
             prepared::PreparedContext,
@@ -40,7 +40,7 @@ pub struct ClusterEntry {
 /// What of a context never changes.
 #[derive(Serialize, Deserialize)]
 pub struct ContextEntry {
-    pub owner: Owner,
+    pub owner: ContextOwner,
     pub prepared: PreparedContext,
     pub taken: Duration,
 }
@@ -79,7 +79,7 @@ pub struct JobEntry {
     /// What its tokens were computed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<String>,
-    pub clock: Clock,
+    pub clock: PhaseTimes,
 }
 
 /// The answer of a job that has ended, or what there was of it.
@@ -129,7 +129,7 @@ pub fn ids(context: &Context) -> Change {
 /// Where a context's shards are, by host name; nothing before its turn has come.
 pub fn places(context: &Context, names: &[Address]) -> Option<Change> {
     let placed = context.placed()?;
-    let host = |place: &Place| place.host.map(|host| names[host].0.clone());
+    let host = |place: &ShardLocation| place.host.map(|host| names[host].0.clone());
     let Placed { attempt, together, began, first_ready, ref places, .. } = *placed;
     let hosts = places.iter().map(host).collect();
     let (numerics, mixed_numerics) = (context.numerics.clone(), context.mixed_numerics);
@@ -208,7 +208,7 @@ impl JobEntry {
             facts: self.facts,
             progress,
             question: self.question.unwrap_or_default(),
-            clock: Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock },
+            clock: PhaseTimes { ended: self.clock.ended.filter(|_| ended), ..self.clock },
             phase: self.phase.unwrap_or(JobPhase::Queued),
         });
         (job.fingerprint, job.numerics) = (self.fingerprint, self.numerics);

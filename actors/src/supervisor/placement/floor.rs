@@ -9,7 +9,7 @@ use std::{
 use super::{Arrangement, Candidate, Demand};
 
 /// A host and what it has been dealt.
-struct Place<'a> {
+struct HostLoad<'a> {
     candidate: Candidate<'a>,
     room: Option<u64>,
     own: usize,
@@ -17,7 +17,7 @@ struct Place<'a> {
     class: usize,
 }
 
-impl Place<'_> {
+impl HostLoad<'_> {
     fn fits(&self, bytes: u64) -> bool {
         self.room.is_none_or(|room| bytes <= room)
     }
@@ -29,16 +29,16 @@ struct Class {
     rank: u8,
     node: usize,
     /// Those that may still take something, in their order.
-    line: BTreeSet<InClass>,
+    line: BTreeSet<ClassPosition>,
     /// Hosts without a shard of the job.
     unused: usize,
 }
 
 /// Where a host stands among those of its class; its index in the floor is last.
-type InClass = (usize, usize, usize, usize);
+type ClassPosition = (usize, usize, usize, usize);
 
 /// Where a host stands among all: rank, then as the arrangement has it.
-type Key = (u8, usize, usize, usize, usize, usize);
+type HostSortKey = (u8, usize, usize, usize, usize, usize);
 
 /// What lies on a node and which classes its hosts are of.
 #[derive(Default)]
@@ -48,18 +48,18 @@ struct Node {
 }
 
 /// Hosts in the order in which they are dealt shards.
-pub(super) struct Floor<'a> {
-    places: Vec<Place<'a>>,
+pub(super) struct HostOrder<'a> {
+    places: Vec<HostLoad<'a>>,
     classes: Vec<Class>,
     nodes: Vec<Node>,
     /// The first host of each class that has one.
-    heads: BTreeSet<(Key, usize)>,
+    heads: BTreeSet<(HostSortKey, usize)>,
     arrangement: Arrangement,
     /// Bytes of the smallest shard: a host with less room takes nothing any more.
     least: u64,
 }
 
-impl<'a> Floor<'a> {
+impl<'a> HostOrder<'a> {
     pub(super) fn new(matching: &[Candidate<'a>], arrangement: Arrangement, demands: &[Demand]) -> Self {
         let least = demands.iter().map(|demand| demand.kv_bytes).min().unwrap_or(0);
         let (places, classes, nodes) = (Vec::with_capacity(matching.len()), Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ impl<'a> Floor<'a> {
                 floor.classes.push(Class { rank: candidate.rank, node, ..Class::default() });
                 floor.nodes[node].classes.push(class);
             }
-            floor.places.push(Place { candidate, room: candidate.free_bytes, own: 0, class });
+            floor.places.push(HostLoad { candidate, room: candidate.free_bytes, own: 0, class });
             floor.classes[class].unused += 1;
             floor.stand(floor.places.len() - 1);
         }
@@ -125,7 +125,7 @@ impl<'a> Floor<'a> {
 
     /// The host that comes first of those up to a rank with room for `bytes`.
     fn best(&self, bytes: u64, rank: u8) -> Option<usize> {
-        let mut best: Option<(Key, usize)> = None;
+        let mut best: Option<(HostSortKey, usize)> = None;
         for &(head, class) in &self.heads {
             // No host of a class comes before its first.
             if head.0 > rank || best.is_some_and(|(key, _)| key < head) {
@@ -153,7 +153,7 @@ impl<'a> Floor<'a> {
     }
 
     /// Changes what a host has; what stands on its node and where it comes next follow.
-    fn change(&mut self, place: usize, change: impl FnOnce(&mut Place)) {
+    fn change(&mut self, place: usize, change: impl FnOnce(&mut HostLoad)) {
         let (class, before) = (self.places[place].class, self.places[place].own);
         let node = self.classes[class].node;
         for at in self.nodes[node].classes.clone() {
@@ -193,8 +193,8 @@ impl<'a> Floor<'a> {
         }
     }
 
-    fn in_class(&self, place: usize) -> InClass {
-        let Place { candidate, own, .. } = &self.places[place];
+    fn in_class(&self, place: usize) -> ClassPosition {
+        let HostLoad { candidate, own, .. } = &self.places[place];
         match self.arrangement {
             Arrangement::Spread => (candidate.busy + own, 0, candidate.host, place),
             Arrangement::Pack => (*own, candidate.busy, candidate.host, place),
@@ -203,7 +203,7 @@ impl<'a> Floor<'a> {
 
     /// Spread: idle hosts first, of these the one whose node has the fewest of the job's shards. Pack: hosts without a shard
     /// of the job first, of these those on nodes in use, then those on the node with the most of them.
-    fn key(&self, class: usize, (first, second, host, _): InClass) -> Key {
+    fn key(&self, class: usize, (first, second, host, _): ClassPosition) -> HostSortKey {
         let Class { rank, node, unused, .. } = self.classes[class];
         let on_node = self.nodes[node].own;
         match self.arrangement {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use equals::{MixedNumerics, place_among_equals};
-use floor::{Floor, deal_tightly};
+use floor::{HostOrder, deal_tightly};
 
 /// A host that could take shards.
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +148,7 @@ pub fn place(
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
-    let floor = Floor::new(&matching, policy.arrangement, demands);
+    let floor = HostOrder::new(&matching, policy.arrangement, demands);
     floor.deal_groups(demands).or_else(|| deal_tightly(&matching, demands)).ok_or_else(|| {
         PlacementRefusal::NotEnoughMemory {
             shards,
@@ -234,7 +234,7 @@ mod tests {
 
     /// The same by looking at every host for every shard.
     fn looked_up(hosts: &[Host], demands: &[Demand], arrangement: Arrangement) -> Option<Vec<usize>> {
-        let floor = obvious::Floor::new(candidates(hosts), arrangement);
+        let floor = obvious::ReferenceHostOrder::new(candidates(hosts), arrangement);
         floor.clone().deal_groups(demands).or_else(|| floor.deal_tightly(demands))
     }
 

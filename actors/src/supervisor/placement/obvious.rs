@@ -9,13 +9,13 @@ use super::{Arrangement, Candidate, Demand};
 
 /// A host and what it has been dealt.
 #[derive(Clone)]
-struct Place<'a> {
+struct ReferenceHostLoad<'a> {
     candidate: Candidate<'a>,
     room: Option<u64>,
     own: usize,
 }
 
-impl Place<'_> {
+impl ReferenceHostLoad<'_> {
     fn fits(&self, bytes: u64) -> bool {
         self.room.is_none_or(|room| bytes <= room)
     }
@@ -27,14 +27,14 @@ impl Place<'_> {
 }
 
 #[derive(Clone)]
-pub(super) struct Floor<'a> {
-    hosts: Vec<Place<'a>>,
+pub(super) struct ReferenceHostOrder<'a> {
+    hosts: Vec<ReferenceHostLoad<'a>>,
     arrangement: Arrangement,
 }
 
-impl<'a> Floor<'a> {
+impl<'a> ReferenceHostOrder<'a> {
     pub(super) fn new(matching: Vec<Candidate<'a>>, arrangement: Arrangement) -> Self {
-        let place = |candidate: Candidate<'a>| Place { candidate, room: candidate.free_bytes, own: 0 };
+        let place = |candidate: Candidate<'a>| ReferenceHostLoad { candidate, room: candidate.free_bytes, own: 0 };
         Self { hosts: matching.into_iter().map(place).collect(), arrangement }
     }
 
@@ -85,7 +85,9 @@ impl<'a> Floor<'a> {
         for at in order {
             let bytes = demands[at].kv_bytes;
             let fitting = self.hosts.iter_mut().filter(|host| host.fits(bytes));
-            let key = |host: &&mut Place| (host.candidate.rank, host.room.unwrap_or(u64::MAX), host.candidate.host);
+            let key = |host: &&mut ReferenceHostLoad| {
+                (host.candidate.rank, host.room.unwrap_or(u64::MAX), host.candidate.host)
+            };
             let place = fitting.min_by_key(key)?;
             place.take(bytes);
             hosts[at] = place.candidate.host;
@@ -105,20 +107,20 @@ impl<'a> Floor<'a> {
 
     /// Idle hosts first, of these the one whose node has the fewest of the job's shards.
     fn spread_key(&self, place: usize) -> impl Ord + use<> {
-        let Place { candidate, own, .. } = &self.hosts[place];
+        let ReferenceHostLoad { candidate, own, .. } = &self.hosts[place];
         let on_node: usize = self.of_node(candidate.node).map(|host| host.own).sum();
         (candidate.rank, candidate.busy + own, on_node, candidate.host)
     }
 
     /// Hosts without a shard of the job first, of these those on nodes in use, then those on the node with the most of them.
     fn pack_key(&self, place: usize) -> impl Ord + use<> {
-        let Place { candidate, own, .. } = &self.hosts[place];
+        let ReferenceHostLoad { candidate, own, .. } = &self.hosts[place];
         let in_use = self.of_node(candidate.node).any(|host| host.own > 0);
         let unused = self.of_node(candidate.node).filter(|host| host.candidate.rank == candidate.rank && host.own == 0);
         (candidate.rank, *own, !in_use, Reverse(unused.count()), candidate.busy, candidate.host)
     }
 
-    fn of_node<'b>(&'b self, node: &'b str) -> impl Iterator<Item = &'b Place<'a>> {
+    fn of_node<'b>(&'b self, node: &'b str) -> impl Iterator<Item = &'b ReferenceHostLoad<'a>> {
         self.hosts.iter().filter(move |host| host.candidate.node == node)
     }
 }

@@ -11,13 +11,13 @@ use crate::{
             prepared::PreparedContext,
             sessions::{
                 asked::AskedSession,
-                text::{Answered, GoesOn, KeptTurn},
+                text::{Answered, Continuation, KeptTurn},
             },
         },
     },
 };
 
-use super::{ModelFront, invalid, prompt, session::Held};
+use super::{ModelFront, invalid, prompt, session::HeldSession};
 
 impl ModelFront {
     /// Tokenises what is appended, behind the session's text where that is at hand, and plans for it behind what the session has,
@@ -48,7 +48,7 @@ impl ModelFront {
         Ok(prepared)
     }
 
-    fn with_context(&self, session: &AskedSession, context: Prompt) -> Result<Held, JobError> {
+    fn with_context(&self, session: &AskedSession, context: Prompt) -> Result<HeldSession, JobError> {
         self.check_bytes("context", &context)?;
         if context.text().map_or(context.is_blank(), str::is_empty) {
             return Err(invalid("context", "there is nothing to append: it has no tokens"));
@@ -56,7 +56,7 @@ impl ModelFront {
         match (&session.text, context) {
             (Some(text), Prompt::Text(more)) => self.with_more(session, text, &more),
             (None, context) => Ok((self.behind_ids(session, &[], self.encode("context", context)?), None)),
-            (Some(text), _) if text.goes_on == GoesOn::Rendered => Err(invalid(
+            (Some(text), _) if text.continuation == Continuation::Rendered => Err(invalid(
                 "context",
                 "the session's text goes through the chat template; append a text, not token ids",
             )),
@@ -67,9 +67,9 @@ impl ModelFront {
         }
     }
 
-    fn with_answer(&self, session: &AskedSession, Answered { ids, turn }: Answered) -> Result<Held, JobError> {
+    fn with_answer(&self, session: &AskedSession, Answered { ids, turn }: Answered) -> Result<HeldSession, JobError> {
         match (&session.text, turn) {
-            (Some(text), Some(turn)) if text.goes_on == GoesOn::Rendered => {
+            (Some(text), Some(turn)) if text.continuation == Continuation::Rendered => {
                 let mut text = text.clone();
                 let question = std::mem::take(&mut text.opened) + &turn.question;
                 text.turns.push(KeptTurn { question, ..turn });
@@ -77,11 +77,12 @@ impl ModelFront {
             }
             (Some(text), Some(turn)) => {
                 let mut text = text.clone();
-                let question = prompt::written(turn.question.as_str().into(), text.goes_on == GoesOn::Message);
+                let question =
+                    prompt::written(turn.question.as_str().into(), text.continuation == Continuation::Message);
                 text.rest = text.rest.followed_by(question).followed_by(Written::message(&turn.answer));
                 self.with_more(session, &text, "")
             }
-            (Some(text), None) if text.goes_on == GoesOn::Rendered => Err(invalid(
+            (Some(text), None) if text.continuation == Continuation::Rendered => Err(invalid(
                 "job",
                 "the job asked with token ids, which are no message of a conversation; ask with a text to keep its answer",
             )),

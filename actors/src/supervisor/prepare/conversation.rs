@@ -1,8 +1,8 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{ModelError, RenderOptions, Speaker, Turn, Written};
+use asterism_models::{ChatTurn, ModelError, RenderOptions, Speaker, Written};
 
-use super::{ModelFront, invalid, prompt::Whole};
+use super::{ModelFront, invalid, prompt::WholePrompt};
 use crate::error::JobError;
 
 impl ModelFront {
@@ -12,7 +12,7 @@ impl ModelFront {
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
-    pub fn conversation(&self, turns: Vec<Turn>, options: RenderOptions) -> Result<(Written, Written), JobError> {
+    pub fn conversation(&self, turns: Vec<ChatTurn>, options: RenderOptions) -> Result<(Written, Written), JobError> {
         let bytes = turns.iter().map(|turn| turn.text.len()).sum();
         self.check_text("messages", bytes)?;
         let separator = self.query_separator.to_string();
@@ -35,7 +35,7 @@ impl ModelFront {
     pub fn completion(&self, text: String) -> Result<(Written, Written), JobError> {
         self.check_text("prompt", text.len())?;
         let at = cut(&text, &self.query_separator.to_string()).unwrap_or(0);
-        both(Whole { written: Written::from(text), at, around: true }, "prompt")
+        both(WholePrompt { written: Written::from(text), at, around: true }, "prompt")
     }
 
     fn check_text(&self, param: &'static str, bytes: usize) -> Result<(), JobError> {
@@ -45,7 +45,7 @@ impl ModelFront {
 }
 
 /// Messages of a base model, of which one begins a question at a byte.
-fn joined(turns: &[Turn], separator: &str, (asked, byte): (usize, usize)) -> Whole {
+fn joined(turns: &[ChatTurn], separator: &str, (asked, byte): (usize, usize)) -> WholePrompt {
     let (mut written, mut at) = (Written::default(), 0);
     for (number, turn) in turns.iter().enumerate() {
         if number == asked {
@@ -56,11 +56,11 @@ fn joined(turns: &[Turn], separator: &str, (asked, byte): (usize, usize)) -> Who
         }
         written.push_message(&turn.text);
     }
-    Whole { written, at, around: true }
+    WholePrompt { written, at, around: true }
 }
 
 /// What stands before the question, and the question, which may not be empty.
-fn both(Whole { mut written, at, .. }: Whole, param: &'static str) -> Result<(Written, Written), JobError> {
+fn both(WholePrompt { mut written, at, .. }: WholePrompt, param: &'static str) -> Result<(Written, Written), JobError> {
     let query = written.split_off(at);
     if query.text().trim().is_empty() {
         return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn split(turns: &[(Speaker, &str)]) -> (String, String) {
-        let turn = |(speaker, text): &(Speaker, &str)| Turn { speaker: *speaker, text: (*text).to_owned() };
+        let turn = |(speaker, text): &(Speaker, &str)| ChatTurn { speaker: *speaker, text: (*text).to_owned() };
         texts(
             front().conversation(turns.iter().map(turn).collect(), RenderOptions::on(TemplateDate::default())).unwrap(),
         )
@@ -141,10 +141,10 @@ mod tests {
     #[test]
     fn messages_of_a_base_model_have_the_separator_between_them() {
         use Speaker::{Assistant, User};
-        let turn = |speaker, text: &str| Turn { speaker, text: text.to_owned() };
+        let turn = |speaker, text: &str| ChatTurn { speaker, text: text.to_owned() };
         let turns = [turn(User, "a"), turn(Assistant, "b"), turn(User, "c--d")];
         for (place, before) in [((2, 0), "a--b"), ((2, 1), "a--b--c"), ((0, 1), "a")] {
-            let Whole { written, at, .. } = joined(&turns, "--", place);
+            let WholePrompt { written, at, .. } = joined(&turns, "--", place);
             assert_eq!((written.text(), &written.text()[..at]), ("a--b--c--d", before));
         }
     }

@@ -137,14 +137,14 @@ impl ModelFront {
         let date = date.or(self.template_date).unwrap_or_default();
         let separator = request.query_separator.clone();
         let mut asked = None;
-        let (source, query_ids, context_tokens, anew) = match (request.context, request.session, session) {
+        let (source, query_ids, context_tokens, refresh_order) = match (request.context, request.session, session) {
             (None, Some(name), Some(session)) => {
                 let separator = separator.unwrap_or(session.query_separator.clone());
                 let (query, text) = self.question(session, request.query, &separator)?;
                 asked = text;
                 self.check_rope(&session.plan, query.len())?;
-                let anew = session.anew(&query);
-                (Source::Session(name), query, session.plan.context_tokens, anew)
+                let refresh_order = session.refresh_order(&query);
+                (Source::Session(name), query, session.plan.context_tokens, refresh_order)
             }
             (context, _, _) => {
                 let context = context.unwrap_or(Prompt::Text(String::new()));
@@ -176,7 +176,7 @@ impl ModelFront {
             query_ids,
             choice,
             timeout: limits.timeout,
-            anew,
+            refresh_order,
             canary: false,
             text: asked,
             trace: request.trace.map(JobTrace::under),

@@ -1,12 +1,12 @@
 //! A prompt tokenised whole, and cut into its context and its question. Plans nothing.
 
-use asterism_models::{Around, Passage, QuerySeparator, RenderOptions, Speaker, TemplateDate, Turn, Written};
+use asterism_models::{Around, ChatTurn, Passage, QuerySeparator, RenderOptions, Speaker, TemplateDate, Written};
 
 use super::{ModelFront, invalid};
 use crate::{api::Prompt, error::JobError};
 
 /// A prompt as one text.
-pub(super) struct Whole {
+pub(super) struct WholePrompt {
     /// All of it.
     pub written: Written,
     /// The byte where the question begins.
@@ -47,31 +47,31 @@ impl ModelFront {
         (context, query): (Prompt, Prompt),
         separator: &QuerySeparator,
         template: Option<TemplateDate>,
-    ) -> Result<Whole, JobError> {
+    ) -> Result<WholePrompt, JobError> {
         match (context, query, template) {
             (Prompt::Text(context), Prompt::Text(query), Some(date)) if self.template.is_chat() => {
                 let at = context.len();
-                let turn = Turn { speaker: Speaker::User, text: context + &separator.before(&query) };
+                let turn = ChatTurn { speaker: Speaker::User, text: context + &separator.before(&query) };
                 self.rendered(&[turn], RenderOptions::on(date).with_question(0, at))
             }
             (context, query, template) => {
                 let mut written = written(context, template.is_some());
                 let at = written.text().len();
                 written.append(self::written(separated(query, separator), template.is_some()));
-                Ok(Whole { written, at, around: !(template.is_some() && self.template.is_chat()) })
+                Ok(WholePrompt { written, at, around: !(template.is_some() && self.template.is_chat()) })
             }
         }
     }
 
     /// A conversation as the chat template writes it.
-    pub(super) fn rendered(&self, turns: &[Turn], options: RenderOptions) -> Result<Whole, JobError> {
+    pub(super) fn rendered(&self, turns: &[ChatTurn], options: RenderOptions) -> Result<WholePrompt, JobError> {
         let rendered = self.template.render(turns, &options)?;
         let at = rendered.question_at.unwrap_or(rendered.written.text().len());
-        Ok(Whole { written: rendered.written, at, around: false })
+        Ok(WholePrompt { written: rendered.written, at, around: false })
     }
 
     /// A whole prompt as context and question, neither of which is empty.
-    fn cut(&self, Whole { written, at, around }: Whole) -> Result<(Vec<u32>, Vec<u32>), JobError> {
+    fn cut(&self, WholePrompt { written, at, around }: WholePrompt) -> Result<(Vec<u32>, Vec<u32>), JobError> {
         let Around { before, behind } = self.around(around);
         let cut = self.tokenizer.cut(&Passage::from(written), at, self.max_tokens);
         let cut = cut.map_err(|error| self.too_large("context", error))?;

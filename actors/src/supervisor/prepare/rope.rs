@@ -32,7 +32,7 @@ mod tests {
         supervisor::{config::ContextHosts, tables::sessions::asked::AskedSession},
     };
 
-    const HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
+    const ROPE_TEST_HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
 
     fn front(scaling: RopeScaling) -> ModelFront {
         let mut front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
@@ -47,11 +47,11 @@ mod tests {
     /// Asks a session of so many tokens something of so many.
     fn ask(front: &ModelFront, context: usize, query: usize) -> Result<(), JobError> {
         let request = json!({"name": "book", "context": vec![7; context]});
-        let created = front.prepare_session(serde_json::from_value(request).unwrap(), &dense(), &HOSTS)?;
+        let created = front.prepare_session(serde_json::from_value(request).unwrap(), &dense(), &ROPE_TEST_HOSTS)?;
         let session = AskedSession::of(1, &created);
         let query = Prompt::Tokens(vec![9; query]);
         let question = JobRequest { session: Some("book".into()), ..JobRequest::new(None, query) };
-        front.prepare(question, &dense(), &HOSTS, Some(&session)).map(|_| ())
+        front.prepare(question, &dense(), &ROPE_TEST_HOSTS, Some(&session)).map(|_| ())
     }
 
     #[test]
@@ -80,7 +80,7 @@ mod tests {
         let front = front(RopeScaling::Dynamic { factor: 2.0, original: 64 });
         let lengths = |context: usize, query: usize| {
             let (context, query) = (Prompt::Tokens(vec![7; context]), Prompt::Tokens(vec![9; query]));
-            let job = front.prepare(JobRequest::new(Some(context), query), &dense(), &HOSTS, None).unwrap();
+            let job = front.prepare(JobRequest::new(Some(context), query), &dense(), &ROPE_TEST_HOSTS, None).unwrap();
             match job.source {
                 crate::supervisor::tables::job::Source::Context(prepared) => prepared.plan.shards[0].rope_length,
                 other => panic!("{other:?}"),

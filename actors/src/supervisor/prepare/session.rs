@@ -1,17 +1,17 @@
 //! What a session holds of its text, and what a question to it or more of it comes to. Plans nothing.
 
-use asterism_models::{Passage, QuerySeparator, RenderOptions, Speaker, TemplateDate, Turn, Written};
+use asterism_models::{ChatTurn, Passage, QuerySeparator, RenderOptions, Speaker, TemplateDate, Written};
 
 use super::{
     ModelFront, invalid,
-    prompt::{self, Whole},
+    prompt::{self, WholePrompt},
 };
 use crate::{
     api::Prompt,
     error::JobError,
     supervisor::tables::sessions::{
         asked::AskedSession,
-        text::{GoesOn, SessionText},
+        text::{Continuation, SessionText},
     },
 };
 
@@ -19,7 +19,7 @@ use crate::{
 const STAND_IN: &str = "x";
 
 /// What a session holds, and the text behind it.
-pub(super) type Held = (Vec<u32>, Option<SessionText>);
+pub(super) type HeldSession = (Vec<u32>, Option<SessionText>);
 
 impl ModelFront {
     /// What a session of a context holds: tokens that are the same whatever is asked. `template`: the chat template is applied to
@@ -29,26 +29,31 @@ impl ModelFront {
         context: Prompt,
         separator: &QuerySeparator,
         template: Option<TemplateDate>,
-    ) -> Result<Held, JobError> {
+    ) -> Result<HeldSession, JobError> {
         self.check_bytes("context", &context)?;
         if let Prompt::Tokens(_) = context {
             return Ok((self.encode("context", context)?, None));
         }
-        let goes_on = match (&context, template) {
-            (Prompt::Text(_), Some(_)) if self.template.is_chat() => GoesOn::Rendered,
-            (_, Some(_)) => GoesOn::Message,
-            (_, None) => GoesOn::Raw,
+        let continuation = match (&context, template) {
+            (Prompt::Text(_), Some(_)) if self.template.is_chat() => Continuation::Rendered,
+            (_, Some(_)) => Continuation::Message,
+            (_, None) => Continuation::Raw,
         };
-        let Whole { written, at, around } = self.whole((context, STAND_IN.into()), separator, template)?;
-        let text =
-            SessionText { rest: Passage::from(written), certain: 0, goes_on, turns: Vec::new(), opened: String::new() };
+        let WholePrompt { written, at, around } = self.whole((context, STAND_IN.into()), separator, template)?;
+        let text = SessionText {
+            rest: Passage::from(written),
+            certain: 0,
+            continuation,
+            turns: Vec::new(),
+            opened: String::new(),
+        };
         let before = self.around(around).before;
         self.grown(&before, (text, before.len()), at)
     }
 
     /// What a session holds when its text ends at byte `at` of what `text` has from the border on, which comes behind the `certain`
     /// first of `ids`.
-    fn grown(&self, ids: &[u32], (text, certain): (SessionText, usize), at: usize) -> Result<Held, JobError> {
+    fn grown(&self, ids: &[u32], (text, certain): (SessionText, usize), at: usize) -> Result<HeldSession, JobError> {
         let cut = self.tokenizer.cut(&text.rest, at, self.max_tokens);
         let cut = cut.map_err(|error| self.too_large("context", error))?;
         let had = ids.len() - certain;
@@ -89,7 +94,7 @@ impl ModelFront {
             (Some(text), Prompt::Written(written)) => (self.continued((session, text), written)?, None),
             (Some(text), Prompt::Text(asked)) => {
                 let more = self.behind(text, &asked, session.template_date.unwrap_or_default())?;
-                let behind = self.around(text.goes_on != GoesOn::Rendered).behind;
+                let behind = self.around(text.continuation != Continuation::Rendered).behind;
                 ([self.continued((session, text), more)?, behind].concat(), Some(asked))
             }
         };
@@ -114,44 +119,49 @@ impl ModelFront {
 
     /// What stands behind a session's document when `asked` is asked about it, to where the answer begins.
     fn behind(&self, text: &SessionText, asked: &str, date: TemplateDate) -> Result<Written, JobError> {
-        match text.goes_on {
-            GoesOn::Rendered => self.later(text, asked, RenderOptions::on(date)).map(|later| later.written),
-            GoesOn::Message => Ok(Written::message(asked)),
-            GoesOn::Raw => Ok(Written::from(asked.to_owned())),
+        match text.continuation {
+            Continuation::Rendered => self.later(text, asked, RenderOptions::on(date)).map(|later| later.written),
+            Continuation::Message => Ok(Written::message(asked)),
+            Continuation::Raw => Ok(Written::from(asked.to_owned())),
         }
     }
 
     /// What the chat template writes behind the document of a session, if `last` follows it, or its last answer.
-    fn later(&self, text: &SessionText, last: &str, options: RenderOptions) -> Result<Whole, JobError> {
-        let said = || text.turns.iter().flat_map(|turn| [&turn.question, &turn.answer]).chain([&text.opened]);
+    fn later(&self, text: &SessionText, last: &str, options: RenderOptions) -> Result<WholePrompt, JobError> {
+        let stated = || text.turns.iter().flat_map(|turn| [&turn.question, &turn.answer]).chain([&text.opened]);
         let mut document = '\u{f8fd}'.to_string();
-        while last.contains(&document) || said().any(|said| said.contains(&document)) {
+        while last.contains(&document) || stated().any(|stated| stated.contains(&document)) {
             document.push('\u{f8fd}');
         }
         let mut turns = Vec::new();
         for kept in &text.turns {
             let before = if turns.is_empty() { document.as_str() } else { "" };
-            turns.push(Turn { speaker: Speaker::User, text: format!("{before}{}", kept.question) });
-            turns.push(Turn { speaker: Speaker::Assistant, text: kept.answer.clone() });
+            turns.push(ChatTurn { speaker: Speaker::User, text: format!("{before}{}", kept.question) });
+            turns.push(ChatTurn { speaker: Speaker::Assistant, text: kept.answer.clone() });
         }
         let before = if turns.is_empty() { document.as_str() } else { "" };
-        turns.push(Turn { speaker: Speaker::User, text: format!("{before}{}{last}", text.opened) });
-        let Whole { mut written, at, .. } = self.rendered(&turns, options)?;
+        turns.push(ChatTurn { speaker: Speaker::User, text: format!("{before}{}{last}", text.opened) });
+        let WholePrompt { mut written, at, .. } = self.rendered(&turns, options)?;
         let mut places = written.text().match_indices(&document).map(|(at, _)| at + document.len());
         match (places.next(), places.next()) {
             (Some(ends), None) => {
                 let written = written.split_off(ends);
-                Ok(Whole { written, at: at.saturating_sub(ends), around: false })
+                Ok(WholePrompt { written, at: at.saturating_sub(ends), around: false })
             }
             _ => Err(JobError::SessionRewritten),
         }
     }
 
     /// What a session holds with more of its document, or of the message behind its last answer.
-    pub(super) fn with_more(&self, session: &AskedSession, text: &SessionText, more: &str) -> Result<Held, JobError> {
+    pub(super) fn with_more(
+        &self,
+        session: &AskedSession,
+        text: &SessionText,
+        more: &str,
+    ) -> Result<HeldSession, JobError> {
         let mut text = text.clone();
         if text.turns.is_empty() {
-            let more = prompt::written(more.into(), text.goes_on != GoesOn::Raw);
+            let more = prompt::written(more.into(), text.continuation != Continuation::Raw);
             text.rest = text.rest.followed_by(more);
             let at = text.rest.written().text().len();
             let certain = text.certain;
@@ -162,11 +172,11 @@ impl ModelFront {
     }
 
     /// What a session holds to where the next question begins behind what was said since its document.
-    pub(super) fn with_turns(&self, session: &AskedSession, text: SessionText) -> Result<Held, JobError> {
+    pub(super) fn with_turns(&self, session: &AskedSession, text: SessionText) -> Result<HeldSession, JobError> {
         let turn = 2 * text.turns.len();
         let options = RenderOptions::on(session.template_date.unwrap_or_default());
         let at = text.opened.len();
-        let Whole { written, at, .. } = self.later(&text, STAND_IN, options.with_question(turn, at))?;
+        let WholePrompt { written, at, .. } = self.later(&text, STAND_IN, options.with_question(turn, at))?;
         let document = text.rest.written().text().len();
         let whole = SessionText { rest: text.rest.clone().followed_by(written), ..text.clone() };
         let certain = text.certain;

@@ -9,7 +9,7 @@ use crate::{
     api::Scheduling,
     metric::Observation,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         rules::{drain::set_scheduling, recovery::HostLoss},
     },
 };
@@ -35,10 +35,10 @@ impl Accusations<'_> {
         }
         if !self.loss.contexts.get(context).is_some_and(|context| context.shards_on(host) > 0) {
             // It told so of who holds them no more.
-            return self.loss.orders().tell_holders(number, from);
+            return self.loss.orders().send_holders(number, from);
         }
         let refused = Observation::Refused { reason: "partials", who: accused.clone(), cause: cause.clone() };
-        self.loss.out.push(Command::Observe(refused));
+        self.loss.out.push(SupervisorCommand::Observe(refused));
         let mut job = self.loss.jobs.get_mut(number).expect("it runs");
         job.accused.push((host, cause.clone()));
         let often = job.accused.len() > MOST_WRONG;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use crate::{
     api::{Role, Scheduling},
+    cluster_event::ClusterEventKind,
     messages::Encoded,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::recovery::HostLoss,
         tables::{
-            context::{Context, Place, UnderWay},
+            context::{Context, ShardLocation, UnderWay},
             hosts::{Drain, Hosts},
         },
     },
@@ -30,10 +30,10 @@ impl Draining<'_> {
         for (host, role) in [(new, role), (old, Role::Spare)] {
             let record = self.loss.hosts.at_mut(host);
             (record.spec.role, record.kept.role) = (role, Some(role));
-            self.loss.out.push(Command::Persist(record::host(record)));
+            self.loss.out.push(SupervisorCommand::Persist(record::host(record)));
         }
         let [host, spare] = [old, new].map(|host| self.loss.hosts.name(host).to_string());
-        self.loss.out.push(Command::Tell(News::HostReplaced { host, spare }));
+        self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::HostReplaced { host, spare }));
         if self.loss.hosts.at(old).is_up() {
             set_scheduling(self.loss.hosts, old, Scheduling::Draining, None, self.loss.out);
             self.move_out();
@@ -84,7 +84,7 @@ impl Draining<'_> {
 
     /// Whether hosts that held it for an earlier supervisor may still come back to this one.
     fn is_awaited(&self, context: &Context) -> bool {
-        let away = |place: &Place| place.host.is_some_and(|host| !self.loss.hosts.at(host).is_up());
+        let away = |place: &ShardLocation| place.host.is_some_and(|host| !self.loss.hosts.at(host).is_up());
         context.places().iter().any(|place| place.encoded.is_none() && away(place))
     }
 
@@ -92,19 +92,19 @@ impl Draining<'_> {
     fn begin_move(&mut self, number: u64, host: usize) {
         let context = &self.loss.contexts[number];
         let mut blocks = context.held_by(host);
-        blocks.retain(|block| !context.heirs().contains_key(block));
+        blocks.retain(|block| !context.migration_targets().contains_key(block));
         if blocks.is_empty() {
             return;
         }
-        let Ok(heirs) = self.loss.selection().find_equals(context, &blocks) else { return };
+        let Ok(migration_targets) = self.loss.selection().find_equals(context, &blocks) else { return };
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
         if let Some(placed) = context.placed_mut() {
             placed.moving.get_or_insert(UnderWay::since(self.loss.now)).shards += blocks.len();
-            placed.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
+            placed.migration_targets.extend(blocks.iter().copied().zip(migration_targets.iter().copied()));
         }
         drop(context);
-        let order = |(block, heir)| (heir, self.loss.contexts[number].order_alone(block));
-        let orders = blocks.into_iter().zip(heirs).map(order).collect();
+        let order = |(block, migration_target)| (migration_target, self.loss.contexts[number].order_alone(block));
+        let orders = blocks.into_iter().zip(migration_targets).map(order).collect();
         self.loss.orders().encode(orders);
     }
 
@@ -114,13 +114,17 @@ impl Draining<'_> {
         let Some(mut context) = self.loss.contexts.get_mut(number) else { return };
         let old = context.inherit(block, host, encoded);
         if let Some(placed) = context.placed_mut()
-            && placed.heirs.is_empty()
+            && placed.migration_targets.is_empty()
             && let Some(UnderWay { since, shards }) = placed.moving.take()
         {
             let took = self.loss.now.saturating_sub(since);
-            self.loss.out.push(Command::Tell(News::ShardsMoved { context: number, shards, took }));
+            self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::ShardsMoved {
+                context: number,
+                shards,
+                took,
+            }));
         }
-        self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
+        self.loss.out.extend(record::places(&context, &addresses).map(SupervisorCommand::Persist));
         drop(context);
         if let Some(old) = old {
             self.loss.hosts.at_mut(old).moved_away.push((number, self.loss.now));
@@ -134,22 +138,25 @@ pub fn set_scheduling(
     host: usize,
     scheduling: Scheduling,
     deadline: Option<Duration>,
-    out: &mut Vec<Command>,
+    out: &mut Vec<SupervisorCommand>,
 ) {
     let record = hosts.at_mut(host);
     record.kept.scheduling = scheduling;
     record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline });
-    out.push(Command::Persist(record::host(record)));
-    out.push(Command::Tell(News::HostScheduled { host: hosts.name(host).to_string(), scheduling }));
+    out.push(SupervisorCommand::Persist(record::host(record)));
+    out.push(SupervisorCommand::Notify(ClusterEventKind::HostScheduled {
+        host: hosts.name(host).to_string(),
+        scheduling,
+    }));
 }
 
 /// The whole cluster ends, as somebody wants it: what is started later is no restart of what was lost.
-pub fn end_hosts(hosts: &mut Hosts) -> Vec<Command> {
+pub fn end_hosts(hosts: &mut Hosts) -> Vec<SupervisorCommand> {
     let up = hosts.that(|host| host.connection.is_some());
     let ended = up.into_iter().map(|host| {
         let record = hosts.at_mut(host);
-        record.kept.told_to_end = true;
-        Command::Persist(record::host(record))
+        record.kept.ordered_to_end = true;
+        SupervisorCommand::Persist(record::host(record))
     });
     ended.collect()
 }

@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 
 use crate::supervisor::{
-    command::Command,
+    command::SupervisorCommand,
     journal::record,
     rules::teardown::Teardown,
     tables::{
-        context::{Context, Owner},
+        context::{Context, ContextOwner},
         contexts::Contexts,
         sessions::{Session, Sessions},
     },
@@ -31,7 +31,7 @@ impl SessionGrowth<'_> {
                 Some(context)
             }
             _ => {
-                self.down.out.extend(record::no_context(context.number).map(Command::Persist));
+                self.down.out.extend(record::no_context(context.number).map(SupervisorCommand::Persist));
                 None
             }
         }
@@ -43,10 +43,10 @@ impl SessionGrowth<'_> {
             return;
         };
         let (old, session) = (session.context, Session { context: number, append: None, ..session.clone() });
-        self.down.out.push(Command::Persist(record::session(&session)));
+        self.down.out.push(SupervisorCommand::Persist(record::session(&session)));
         self.down.sessions.insert(session);
         if let Some(mut context) = self.down.contexts.get_mut(number) {
-            context.lend(BTreeSet::new());
+            context.reuse(BTreeSet::new());
         }
         self.down.sessions.outgrown.insert(old);
         self.down.release_outgrown();
@@ -63,7 +63,7 @@ impl SessionGrowth<'_> {
     /// Puts a session in place of what it was; the journal has it as `kept`.
     pub fn put_session(&mut self, session: Session, kept: &Session) {
         if session != *kept {
-            self.down.out.push(Command::Persist(record::session(&session)));
+            self.down.out.push(SupervisorCommand::Persist(record::session(&session)));
         }
         self.down.sessions.insert(session);
     }
@@ -72,14 +72,14 @@ impl SessionGrowth<'_> {
 /// Notes again what growing sessions have twice, and what they have grown out of, of contexts that the journal has.
 pub fn lend_again(sessions: &mut Sessions, contexts: &mut Contexts) {
     for number in contexts.numbers() {
-        let Owner::Session(name) = &contexts[number].owner else { continue };
+        let ContextOwner::Session(name) = &contexts[number].owner else { continue };
         let Some(session) = sessions.get(name) else { continue };
         if session.append == Some(number)
             && let Some(old) = contexts.get(session.context)
         {
-            let lent = contexts[number].prepared.shared_with(&old.prepared);
+            let reused = contexts[number].prepared.shared_with(&old.prepared);
             if let Some(mut context) = contexts.get_mut(number) {
-                context.lend(lent);
+                context.reuse(reused);
             }
         } else if session.context != number {
             sessions.outgrown.insert(number);

@@ -11,10 +11,10 @@ use crate::{
         tables::{
             context::Context,
             contexts::{Contexts, Load},
-            homes::Lately,
             hosts::Hosts,
             jobs::Jobs,
             prepared::PreparedContext,
+            shard_homes::RecentEncoders,
         },
     },
 };
@@ -23,14 +23,14 @@ use crate::{
 const NUMERICS_BYTES: usize = 160;
 
 /// Refuses words that say nothing, or too much.
-pub fn check_numerics(said: &str) -> Result<(), String> {
-    let plain = said.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-    match plain && !said.trim().is_empty() && said.len() <= NUMERICS_BYTES {
+pub fn check_numerics(stated: &str) -> Result<(), String> {
+    let plain = stated.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    match plain && !stated.trim().is_empty() && stated.len() <= NUMERICS_BYTES {
         true => Ok(()),
         false => Err(format!(
             "it says that it computes with {} bytes of something, expected 1 to {NUMERICS_BYTES} printable characters; run \
              the same version of asterism on every host",
-            said.len()
+            stated.len()
         )),
     }
 }
@@ -61,10 +61,10 @@ impl<'a> HostSelection<'a> {
     ///
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
-    pub fn check_room(&self, prepared: &PreparedContext, lent: &BTreeSet<usize>) -> Result<(), JobError> {
+    pub fn check_room(&self, prepared: &PreparedContext, reused: &BTreeSet<usize>) -> Result<(), JobError> {
         let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
-        let (demands, policy) = (demands(prepared, lent, &blocks), &prepared.placement);
+        let (demands, policy) = (demands(prepared, reused, &blocks), &prepared.placement);
         let placed = match self.config.mixed_numerics {
             MixedNumerics::Refuse => place_among_equals(&demands, &candidates, policy, None),
             MixedNumerics::Mark => place(&demands, &candidates, policy),
@@ -94,7 +94,7 @@ impl<'a> HostSelection<'a> {
             && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
         {
             return self.find(context, |candidates| {
-                place(&demands(&context.prepared, &context.lent, blocks), candidates, &context.prepared.placement)
+                place(&demands(&context.prepared, &context.reused, blocks), candidates, &context.prepared.placement)
             });
         }
         found
@@ -104,7 +104,7 @@ impl<'a> HostSelection<'a> {
     pub fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let wanted = self.wanted(context, blocks);
         self.find(context, |candidates| {
-            let demands = demands(&context.prepared, &context.lent, blocks);
+            let demands = demands(&context.prepared, &context.reused, blocks);
             let policy = &context.prepared.placement;
             place_among_equals(&demands, candidates, policy, wanted.as_deref())
         })
@@ -135,9 +135,9 @@ impl<'a> HostSelection<'a> {
 
     /// Hosts for all shards of a context whose turn has come: those that hold the same already where they can take it, and what
     /// belongs to the same part of the plan beside it; the rest where there is room.
-    pub fn find_homes(&self, lately: &Lately, context: &Context) -> Result<Vec<usize>, PlacementRefusal> {
+    pub fn find_homes(&self, lately: &RecentEncoders, context: &Context) -> Result<Vec<usize>, PlacementRefusal> {
         let known = self.known_homes(lately, context);
-        let beside = beside(context, &known);
+        let beside = co_located(context, &known);
         let kept = [beside, known].into_iter().filter(|homes| !homes.is_empty());
         let found = kept.into_iter().find_map(|homes| self.place_around(context, &homes));
         let all = || (0..context.plan().shards.len()).collect::<Vec<_>>();
@@ -145,7 +145,7 @@ impl<'a> HostSelection<'a> {
     }
 
     /// Hosts that encoded some of its shards lately, all of equal numerics.
-    fn known_homes(&self, lately: &Lately, context: &Context) -> BTreeMap<usize, usize> {
+    fn known_homes(&self, lately: &RecentEncoders, context: &Context) -> BTreeMap<usize, usize> {
         let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
         let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
         let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
@@ -176,7 +176,7 @@ impl<'a> HostSelection<'a> {
             };
         }
         let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
-        let demands = demands(prepared, &context.lent, &rest);
+        let demands = demands(prepared, &context.reused, &rest);
         let placed = place(&demands, &candidates, &prepared.placement).ok()?;
         let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
         (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
@@ -217,18 +217,18 @@ impl<'a> HostSelection<'a> {
     }
 }
 
-/// What blocks ask of hosts; those that are lent take no room that is not taken already.
-pub fn demands(prepared: &PreparedContext, lent: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
+/// What blocks ask of hosts; those that are reused take no room that is not taken already.
+pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
     let demand = |&block: &usize| Demand {
         block,
         logical: prepared.plan.shards[block].host,
-        kv_bytes: if lent.contains(&block) { 0 } else { prepared.kv_bytes(block) },
+        kv_bytes: if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) },
     };
     blocks.iter().map(demand).collect()
 }
 
 /// The same homes, and for what the plan deals to one host with a shard that has one the same.
-fn beside(context: &Context, homes: &BTreeMap<usize, usize>) -> BTreeMap<usize, usize> {
+fn co_located(context: &Context, homes: &BTreeMap<usize, usize>) -> BTreeMap<usize, usize> {
     let mut of_logical: BTreeMap<usize, usize> = BTreeMap::new();
     let shards = &context.plan().shards;
     for (block, host) in homes {
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn numerics_are_a_few_plain_words() {
         assert!(check_numerics("cpu avx2 f32 0a1b2c3d").is_ok());
-        for said in ["", " ", "cpu\n", "cpü", &"x".repeat(NUMERICS_BYTES + 1)] {
-            assert!(check_numerics(said).is_err(), "{said}");
+        for stated in ["", " ", "cpu\n", "cpü", &"x".repeat(NUMERICS_BYTES + 1)] {
+            assert!(check_numerics(stated).is_err(), "{stated}");
         }
     }
 }

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use crate::{
     api::{JobPhase, JobState, Role},
+    cluster_event::ClusterEventKind,
     messages::{Hello, HostCommand},
     metric::Observation,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::recovery::HostLoss,
         tables::{
             contexts::Contexts,
-            hosts::Admission,
-            jobs::{Edit, Jobs},
+            hosts::HelloVerdict,
+            jobs::{JobEdit, Jobs},
             model::ClusterModel,
             numbers::Numbers,
         },
@@ -37,14 +37,16 @@ impl Joining<'_> {
         let welcome = |incarnation| HostCommand::Welcome { heartbeat_ms, cluster, incarnation };
         let refused = |who: &str, reason: &str| {
             let (who, cause) = (who.to_string(), reason.to_string());
-            Command::Observe(Observation::Refused { reason: "hello", who, cause })
+            SupervisorCommand::Observe(Observation::Refused { reason: "hello", who, cause })
         };
-        let reply = |command| Command::Send { connection: from, command };
+        let reply = |command| SupervisorCommand::Send { connection: from, command };
         if hello.role.role().is_none() {
             return match self.loss.hosts.admit_node(self.loss.now, &hello.name, from) {
                 Ok(earlier) => {
                     self.loss.out.extend(replaced(earlier, from));
-                    self.loss.out.push(Command::Tell(News::NodeJoined { node: hello.name.clone() }));
+                    self.loss
+                        .out
+                        .push(SupervisorCommand::Notify(ClusterEventKind::NodeJoined { node: hello.name.clone() }));
                     self.loss.out.push(reply(welcome(0)));
                     // The agent may have been out of reach when they were declared dead.
                     let kill = |(host, start)| reply(HostCommand::Kill { host, start });
@@ -57,14 +59,14 @@ impl Joining<'_> {
             };
         }
         match self.loss.hosts.judge(&hello, cluster) {
-            Admission::Refused(reason) => {
+            HelloVerdict::Refused(reason) => {
                 self.loss.hosts.refused(&hello.name, &reason);
                 self.loss.out.push(refused(&hello.name, &reason));
                 return self.loss.out.push(reply(HostCommand::Refuse { reason }));
             }
-            Admission::New => {}
-            Admission::Back(earlier) => self.loss.out.extend(replaced(earlier, from)),
-            Admission::Successor => {
+            HelloVerdict::New => {}
+            HelloVerdict::Back(earlier) => self.loss.out.extend(replaced(earlier, from)),
+            HelloVerdict::Successor => {
                 let host = self.loss.hosts.by_name(&hello.name).expect("it was judged good");
                 let cause = "a later process of it connected".to_string();
                 self.loss.lose(host, ("exited", cause));
@@ -75,7 +77,7 @@ impl Joining<'_> {
         let (silent, pid) = (self.loss.hosts.silence_of(self.loss.now, &hello.name), hello.pid);
         let before = self.loss.hosts.by_name(&hello.name).map_or(0, |host| self.loss.hosts.at(host).kept.restarts);
         let host = self.loss.hosts.admit(self.loss.now, from, hello);
-        self.loss.out.push(Command::Tell(self.joined(host, (pid, silent.filter(|_| !fresh)))));
+        self.loss.out.push(SupervisorCommand::Notify(self.joined(host, (pid, silent.filter(|_| !fresh)))));
         if fresh {
             // A process that just started has nothing of what its predecessor had, and nobody has failed to reach it.
             self.loss.contexts.reachable(host);
@@ -86,11 +88,13 @@ impl Joining<'_> {
         }
         let record = self.loss.hosts.at(host);
         if record.kept.restarts > before {
-            self.loss.out.push(Command::Observe(Observation::HostRestarted { host: record.spec.name.clone() }));
+            self.loss
+                .out
+                .push(SupervisorCommand::Observe(Observation::HostRestarted { host: record.spec.name.clone() }));
         }
         let incarnation = record.kept.incarnation;
-        self.loss.out.push(Command::Persist(record::host(record)));
-        self.loss.out.push(Command::Persist(record::cluster(
+        self.loss.out.push(SupervisorCommand::Persist(record::host(record)));
+        self.loss.out.push(SupervisorCommand::Persist(record::cluster(
             &self.numbers.origin,
             self.numbers.last,
             &self.model.mark(),
@@ -100,12 +104,12 @@ impl Joining<'_> {
     }
 
     /// That a host is there, or back after it was silent.
-    fn joined(&self, host: usize, (pid, silent): (u32, Option<Duration>)) -> News {
+    fn joined(&self, host: usize, (pid, silent): (u32, Option<Duration>)) -> ClusterEventKind {
         let record = self.loss.hosts.at(host);
         let (host, role, incarnation) = (record.spec.name.clone(), record.spec.role, record.kept.incarnation);
         match silent {
-            Some(silent) => News::HostBack { host, silent_s: silent.as_secs_f64() },
-            None => News::HostJoined { host, role, incarnation, pid },
+            Some(silent) => ClusterEventKind::HostBack { host, silent_s: silent.as_secs_f64() },
+            None => ClusterEventKind::HostJoined { host, role, incarnation, pid },
         }
     }
 
@@ -121,7 +125,7 @@ impl Joining<'_> {
             let able = self.loss.hosts.at(host).rank(Role::Query, self.loss.config.recovery).is_some()
                 && ticket == ticket_of(self.loss.jobs, self.loss.contexts, number)
                 && self.loss.jobs.get(number).is_some_and(|job| self.loss.contexts.get(job.context).is_some());
-            let free = |job: &Edit| job.query_host.map_or(able, |other| other == host);
+            let free = |job: &JobEdit| job.query_host.map_or(able, |other| other == host);
             if let Some(mut job) = self.loss.jobs.open_mut(number).filter(free) {
                 job.query_host = Some(host);
                 job.enter(self.loss.now, JobPhase::Querying);
@@ -139,7 +143,7 @@ pub fn ticket_of(jobs: &Jobs, contexts: &Contexts, job: u64) -> Ticket {
 }
 
 /// Closes the connection that a peer had before it connected anew.
-fn replaced(earlier: Option<u64>, now: u64) -> Option<Command> {
+fn replaced(earlier: Option<u64>, now: u64) -> Option<SupervisorCommand> {
     let connection = earlier.filter(|&earlier| earlier != now)?;
-    Some(Command::Disconnect { connection, reason: "it connected anew".to_string() })
+    Some(SupervisorCommand::Disconnect { connection, reason: "it connected anew".to_string() })
 }

@@ -4,12 +4,12 @@ use asterism_models::WeightsDigest;
 
 use crate::{
     api::HostHealth,
-    messages::{HostCommand, SaidModel},
+    cluster_event::ClusterEventKind,
+    messages::{HostCommand, ModelReport},
     metric::Observation,
-    news::News,
     supervisor::{
         codes,
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::{host_selection::check_numerics, recovery::HostLoss},
         tables::{
@@ -28,8 +28,8 @@ pub struct ModelCheck<'a> {
 
 impl ModelCheck<'_> {
     /// A host has loaded its model. It is ready if that is the cluster's.
-    pub fn on_loaded(&mut self, host: usize, (numerics, said): (String, SaidModel)) {
-        let checked = check_numerics(&numerics).and_then(|()| said.check());
+    pub fn on_loaded(&mut self, host: usize, (numerics, stated): (String, ModelReport)) {
+        let checked = check_numerics(&numerics).and_then(|()| stated.check());
         match checked {
             Ok(digest) => self.admit_ready(LoadedHost { host, numerics, digest }),
             Err(cause) => self.loss.lose(host, ("unfit", cause)),
@@ -50,7 +50,9 @@ impl ModelCheck<'_> {
                 record.numerics = Some(candidate.numerics);
                 if record.health != HostHealth::Ready {
                     record.health = HostHealth::Ready;
-                    self.loss.out.push(Command::Tell(News::HostReady { host: record.spec.name.clone() }));
+                    self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::HostReady {
+                        host: record.spec.name.clone(),
+                    }));
                 }
                 self.loss.orders().remind(host);
             }
@@ -64,11 +66,18 @@ impl ModelCheck<'_> {
         let reason = format!(
             "host {who}: {difference}. Give its machine the model folder that the supervisor has, then start the host again"
         );
-        let refuse = |connection| Command::Send { connection, command: HostCommand::Refuse { reason: reason.clone() } };
+        let refuse = |connection| SupervisorCommand::Send {
+            connection,
+            command: HostCommand::Refuse { reason: reason.clone() },
+        };
         self.loss.out.extend(record.connection.map(refuse));
-        self.loss.out.push(Command::Observe(Observation::Refused { reason: "model", who, cause: reason.clone() }));
+        self.loss.out.push(SupervisorCommand::Observe(Observation::Refused {
+            reason: "model",
+            who,
+            cause: reason.clone(),
+        }));
         // It closes the link itself, once it has read that.
-        let closes = |command: &Command| matches!(command, Command::Disconnect { .. });
+        let closes = |command: &SupervisorCommand| matches!(command, SupervisorCommand::Disconnect { .. });
         let before = self.loss.out.len();
         self.loss.lose(host, ("unfit", reason));
         let lost = self.loss.out.split_off(before);
@@ -91,11 +100,15 @@ impl ModelCheck<'_> {
         let mut mark = self.model.own();
         let kept = self.model.kept.take();
         match &kept {
-            Some(kept) if kept.goes_on(&mark) => mark.weights = mark.weights.or(kept.weights.clone()),
+            Some(kept) if kept.is_compatible_with(&mark) => mark.weights = mark.weights.or(kept.weights.clone()),
             _ => self.fail_earlier(),
         }
         if kept.as_ref() != Some(&mark) {
-            self.loss.out.push(Command::Persist(record::cluster(&self.numbers.origin, self.numbers.last, &mark)));
+            self.loss.out.push(SupervisorCommand::Persist(record::cluster(
+                &self.numbers.origin,
+                self.numbers.last,
+                &mark,
+            )));
         }
         self.model.kept = Some(mark);
     }

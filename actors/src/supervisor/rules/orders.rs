@@ -7,8 +7,8 @@ use asterism_plan::TokenSet;
 use crate::{
     messages::{ContextIds, EncodeShards, Generate, HostCommand},
     supervisor::{
-        command::Command,
-        tables::{context::Owner, contexts::Contexts, hosts::Hosts, jobs::Jobs},
+        command::SupervisorCommand,
+        tables::{context::ContextOwner, contexts::Contexts, hosts::Hosts, jobs::Jobs},
     },
     trace::TraceContext,
 };
@@ -18,14 +18,14 @@ pub struct Orders<'a> {
     pub hosts: &'a mut Hosts,
     pub contexts: &'a Contexts,
     pub jobs: &'a mut Jobs,
-    pub out: &'a mut Vec<Command>,
+    pub out: &'a mut Vec<SupervisorCommand>,
 }
 
 impl Orders<'_> {
     /// Tells a host something while it is connected.
     pub fn send(&mut self, host: usize, command: HostCommand) {
         let connection = self.hosts.at(host).connection;
-        self.out.extend(connection.map(|connection| Command::Send { connection, command }));
+        self.out.extend(connection.map(|connection| SupervisorCommand::Send { connection, command }));
     }
 
     /// Orders shards to be encoded; before each order goes what its host lacks of the ids that it reads.
@@ -48,7 +48,7 @@ impl Orders<'_> {
 
     /// The span of the job that a context is encoded for.
     fn trace_of(&self, context: u64) -> Option<TraceContext> {
-        let Owner::Job(number) = self.contexts.get(context)?.owner else { return None };
+        let ContextOwner::Job(number) = self.contexts.get(context)?.owner else { return None };
         self.jobs.get(number)?.question.trace.map(|trace| trace.own)
     }
 
@@ -62,11 +62,13 @@ impl Orders<'_> {
     pub fn generate(&mut self, number: u64, host: usize) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
-        job.told_attempt = context.attempt();
+        job.ordered_attempt = context.attempt();
         job.progress.mixed_numerics |= context.mixed_numerics;
         let kept = context.plan().kept_shards();
-        let (shards, anew) = match &job.question.anew {
-            Some(anew) => (anew.refresh.left_of(kept), context.prepared.anew(&anew.refresh)),
+        let (shards, refresh_order) = match &job.question.refresh_order {
+            Some(refresh_order) => {
+                (refresh_order.refresh.left_of(kept), context.prepared.refresh_order(&refresh_order.refresh))
+            }
             None => (kept, None),
         };
         let generate = Generate {
@@ -76,7 +78,7 @@ impl Orders<'_> {
             generated: job.progress.tokens.clone(),
             query_start: context.plan().query_start,
             shards,
-            anew,
+            refresh_order,
             fan_in: context.plan().fan_in,
             view: context.plan().view,
             holders: context.holders(&self.hosts.addresses()),
@@ -89,10 +91,10 @@ impl Orders<'_> {
     }
 
     /// Tells who generates a job's answer which hosts hold the shards.
-    pub fn tell_holders(&mut self, number: u64, host: usize) {
+    pub fn send_holders(&mut self, number: u64, host: usize) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
-        job.told_attempt = context.attempt();
+        job.ordered_attempt = context.attempt();
         job.progress.mixed_numerics |= context.mixed_numerics;
         let holders = context.holders(&self.hosts.addresses());
         drop(job);
@@ -108,7 +110,7 @@ impl Orders<'_> {
             let here = |block: &usize| context.places()[*block].host == Some(host);
             let missing = |block: &usize| here(block) && context.places()[*block].encoded.is_none();
             let all = 0..context.places().len();
-            let coming = context.heirs().iter().filter(|(_, heir)| **heir == host);
+            let coming = context.migration_targets().iter().filter(|(_, migration_target)| **migration_target == host);
             orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
             // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
             let blocks: Vec<usize> = match context.is_together() {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
+    cluster_event::ClusterEventKind,
     messages::{Condition, HostCommand},
     metric::Observation,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         config::{Liveness, Recovery, SupervisorConfig},
         journal::record,
         rules::{host_selection::HostSelection, orders::Orders, teardown::Teardown},
@@ -44,7 +44,7 @@ pub struct HostLoss<'a> {
     pub jobs: &'a mut Jobs,
     pub sessions: &'a mut Sessions,
     pub reserved: &'a Reserved,
-    pub out: &'a mut Vec<Command>,
+    pub out: &'a mut Vec<SupervisorCommand>,
 }
 
 impl HostLoss<'_> {
@@ -93,19 +93,20 @@ impl HostLoss<'_> {
         let (reason, cause) = why;
         let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(self.now).as_secs_f64());
         let name = self.hosts.name(host).to_string();
-        let lost = News::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() };
-        self.out.push(Command::Tell(lost));
+        let lost = ClusterEventKind::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() };
+        self.out.push(SupervisorCommand::Notify(lost));
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";
-        self.out.push(Command::Persist(record::host(self.hosts.at(host))));
-        self.out.push(Command::Observe(Observation::HostFailed { reason }));
-        self.out.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
+        self.out.push(SupervisorCommand::Persist(record::host(self.hosts.at(host))));
+        self.out.push(SupervisorCommand::Observe(Observation::HostFailed { reason }));
+        self.out
+            .extend(connection.map(|connection| SupervisorCommand::Disconnect { connection, reason: cause.clone() }));
         // A process that has ended or said that it is about to needs no help; what it logs last is the cause.
         if !matches!(reason, "exited" | "unfit")
             && let Some(connection) = self.hosts.node_of(host)
         {
             let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), start };
-            self.out.push(Command::Send { connection, command });
+            self.out.push(SupervisorCommand::Send { connection, command });
         }
         self.vacate(host, (reason, cause));
     }
@@ -146,8 +147,8 @@ impl HostLoss<'_> {
         }
         let cause = format!("node {speaker} speaks for host {name}, expected its own node {node}");
         let refused = Observation::Refused { reason: "node", who: speaker.to_string(), cause: cause.clone() };
-        self.out.push(Command::Observe(refused));
-        self.out.push(Command::Disconnect { connection: from, reason: cause });
+        self.out.push(SupervisorCommand::Observe(refused));
+        self.out.push(SupervisorCommand::Disconnect { connection: from, reason: cause });
         None
     }
 
@@ -244,12 +245,13 @@ impl HostLoss<'_> {
             "{name} read another input for shard {block} than planned. See whether its memory is sound and it runs this very version"
         );
         let refused = Observation::Refused { reason: "input_mismatch", who: name, cause: message.clone() };
-        self.out.push(Command::Observe(refused));
+        self.out.push(SupervisorCommand::Observe(refused));
         let mut context = self.contexts.get_mut(number).expect("it has the shard");
         context.avoid.insert(host);
         context.misread += 1;
-        let (often, was_heir) = (context.misread > ATTEMPTS, context.heirs().contains_key(&block));
-        if was_heir {
+        let (often, was_migration_target) =
+            (context.misread > ATTEMPTS, context.migration_targets().contains_key(&block));
+        if was_migration_target {
             // Who held them holds them still; what this host has of them goes with the rest.
             context.disinherit(host);
         }
@@ -280,7 +282,7 @@ impl HostLoss<'_> {
             // Its shards are under way elsewhere, or there already: holders follow when all are.
             let ready = self.contexts.get(context).is_some_and(|context| context.is_ready());
             if ready {
-                self.orders().tell_holders(number, query_host);
+                self.orders().send_holders(number, query_host);
             }
             return;
         }
@@ -300,7 +302,7 @@ impl HostLoss<'_> {
             return self.teardown().fail(number, "host_lost", message);
         }
         if stalls % STALLS != 0 {
-            return self.orders().tell_holders(number, query_host);
+            return self.orders().send_holders(number, query_host);
         }
         if silent_hosts > 1 {
             return self.take_generation(number, (query_host, "stalled"));
@@ -310,7 +312,7 @@ impl HostLoss<'_> {
     }
 
     /// A job goes on: its recoveries are over.
-    pub fn goes_on(&mut self, number: u64) {
+    pub fn resume(&mut self, number: u64) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let (recovered, phase) = (job.recovered(self.now), job.phase());
         drop(job);
@@ -319,10 +321,10 @@ impl HostLoss<'_> {
         }
         for recovery in recovered {
             let seconds = recovery.recovered_s.unwrap_or_default();
-            self.out.push(Command::Observe(Observation::Recovered { seconds }));
-            self.out.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+            self.out.push(SupervisorCommand::Observe(Observation::Recovered { seconds }));
+            self.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Recovery { recovery } });
         }
-        self.out.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
+        self.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Phase { phase } });
     }
 
     /// Hosts that held shards for an earlier supervisor and have not come back to this one.
@@ -343,9 +345,9 @@ impl HostLoss<'_> {
         let (phase, reason) = (job.phase(), reason.to_string());
         let recovery = RecoveryStatus { host, role, reason, phase, silent_s, shards, recovered_s: None };
         job.lost(self.now, recovery.clone());
-        self.out.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+        self.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Recovery { recovery } });
         let event = JobEvent::Phase { phase: JobPhase::Recovering };
-        self.out.push(Command::Publish { job: number, event });
+        self.out.push(SupervisorCommand::Publish { job: number, event });
     }
 
     fn loss_message(&self, host: usize, role: &str, cause: &str) -> String {

@@ -4,13 +4,13 @@ use asterism_plan::Exchange;
 
 use crate::{
     api::{JobEvent, JobPhase},
-    messages::{Encoded, Phase2Times, SaidToken},
+    messages::{AnswerToken, Encoded, Phase2Times},
     metric::Observation,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::{accused::Accusations, drain::Draining, recovery::HostLoss},
-        tables::{homes::Lately, job::Outcome},
+        tables::{job::Outcome, shard_homes::RecentEncoders},
     },
 };
 
@@ -20,7 +20,7 @@ const LONGEST_ENCODE_S: f64 = 86_400.0;
 /// Takes in what hosts report.
 pub struct Reports<'a> {
     pub loss: HostLoss<'a>,
-    pub lately: &'a mut Lately,
+    pub lately: &'a mut RecentEncoders,
 }
 
 impl Reports<'_> {
@@ -36,7 +36,7 @@ impl Reports<'_> {
         };
         if watched.peek().is_some() {
             let hosts = context.progress(&|host| self.loss.hosts.name(host).to_string());
-            let event = |job| Command::Publish { job, event: JobEvent::Progress { hosts: hosts.clone() } };
+            let event = |job| SupervisorCommand::Publish { job, event: JobEvent::Progress { hosts: hosts.clone() } };
             self.loss.out.extend(watched.map(event));
         }
     }
@@ -45,7 +45,7 @@ impl Reports<'_> {
         let (number, block) = (encoded.context, encoded.block as usize);
         let Some(context) = self.loss.contexts.get(number) else { return };
         let here = context.places().get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
-        let moves = context.heirs().get(&block) == Some(&host);
+        let moves = context.migration_targets().get(&block) == Some(&host);
         if !here && !moves {
             return;
         }
@@ -64,7 +64,7 @@ impl Reports<'_> {
         if context.plan().exchange == Exchange::None {
             self.lately.note(encoded.digest, host);
         }
-        self.loss.out.push(Command::Observe(match encoded.cached {
+        self.loss.out.push(SupervisorCommand::Observe(match encoded.cached {
             true => Observation::ShardCached { host: name, tokens: context.plan().shards[block].block_tokens() },
             false => {
                 self.loss.contexts.learn_speed(seconds, tokens);
@@ -77,7 +77,7 @@ impl Reports<'_> {
         self.loss.contexts.note_encoded(number, block, encoded);
     }
 
-    pub fn on_token(&mut self, host: usize, number: u64, token: (u32, SaidToken)) {
+    pub fn on_token(&mut self, host: usize, number: u64, token: (u32, AnswerToken)) {
         let (index, (id, text, logprobs)) = token;
         let Some(job) = self.loss.jobs.running_mut(number).filter(|job| job.query_host == Some(host)) else { return };
         match job.progress.tokens.get(index as usize) {
@@ -94,12 +94,12 @@ impl Reports<'_> {
             None => {}
         }
         drop(job);
-        self.loss.goes_on(number);
+        self.loss.resume(number);
         let Some(mut job) = self.loss.jobs.get_mut(number) else { return };
         job.stalls = Default::default();
         if job.enter(self.loss.now, JobPhase::Decoding) {
             let event = JobEvent::Phase { phase: JobPhase::Decoding };
-            self.loss.out.push(Command::Publish { job: number, event });
+            self.loss.out.push(SupervisorCommand::Publish { job: number, event });
         }
         let first = job.numerics.is_none() && self.loss.hosts.at(host).numerics.is_some();
         if first {
@@ -107,13 +107,13 @@ impl Reports<'_> {
         }
         job.progress.tokens.push(id);
         job.progress.text.push_str(&text);
-        let logprobs = job.question.told(logprobs);
+        let logprobs = job.question.reported(logprobs);
         job.progress.logprobs.extend(logprobs.as_deref().cloned());
         let kept = first.then(|| record::job(&job));
         drop(job);
-        self.loss.out.push(Command::Publish { job: number, event: JobEvent::Token { id, text, logprobs } });
+        self.loss.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Token { id, text, logprobs } });
         // Whoever goes on with it after another supervisor's start computes the same.
-        self.loss.out.extend(kept.map(Command::Persist));
+        self.loss.out.extend(kept.map(SupervisorCommand::Persist));
     }
 
     pub fn on_generated(&mut self, host: usize, number: u64, end: (u32, bool, String, Box<Phase2Times>)) {
@@ -131,9 +131,9 @@ impl Reports<'_> {
         drop(job);
         if times.are_of(tokens) {
             let host = self.loss.hosts.name(host).to_string();
-            self.loss.out.push(Command::Observe(Observation::Phase2 { host, method, model, times }));
+            self.loss.out.push(SupervisorCommand::Observe(Observation::Phase2 { host, method, model, times }));
         }
-        self.loss.goes_on(number);
+        self.loss.resume(number);
         self.loss.teardown().end(number, Outcome::Answered { stopped });
         Accusations { loss: self.loss.reborrow() }.convict(host, accused);
     }

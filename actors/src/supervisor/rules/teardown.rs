@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::{
     api::{ErrorBody, JobEvent},
+    cluster_event::ClusterEventKind,
     messages::HostCommand,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::{orders::Orders, uses::Uses},
         tables::{
-            context::Owner,
+            context::ContextOwner,
             contexts::Contexts,
             hosts::Hosts,
             job::Outcome,
@@ -34,7 +34,7 @@ pub struct Teardown<'a> {
     pub jobs: &'a mut Jobs,
     pub sessions: &'a mut Sessions,
     pub reserved: &'a Reserved,
-    pub out: &'a mut Vec<Command>,
+    pub out: &'a mut Vec<SupervisorCommand>,
 }
 
 impl Teardown<'_> {
@@ -52,19 +52,19 @@ impl Teardown<'_> {
         let Some(mut job) = self.jobs.open_mut(number) else { return };
         job.finish(now, outcome);
         let (context, query_host) = (job.context, job.query_host.take());
-        self.out.push(Command::Persist(record::job(&job)));
-        self.out.extend(job.ended_observations().into_iter().map(Command::Observe));
-        self.out.push(Command::Tell(job.ended()));
+        self.out.push(SupervisorCommand::Persist(record::job(&job)));
+        self.out.extend(job.ended_observations().into_iter().map(SupervisorCommand::Observe));
+        self.out.push(SupervisorCommand::Notify(job.ended()));
         let event = JobEvent::Finished { status: Box::new(job.status_at(now)) };
         drop(job);
-        self.out.push(Command::Publish { job: number, event });
+        self.out.push(SupervisorCommand::Publish { job: number, event });
         if let Some(host) = query_host {
             self.orders().send(host, HostCommand::Stop { job: number });
         }
         self.release_unused(context);
         while let Some(oldest) = self.jobs.surplus(ENDED_JOBS, ENDED_BYTES) {
             self.jobs.remove(oldest);
-            self.out.push(Command::Persist(record::no_job(oldest)));
+            self.out.push(SupervisorCommand::Persist(record::no_job(oldest)));
         }
     }
 
@@ -84,7 +84,7 @@ impl Teardown<'_> {
             self.orders().release(host, number);
         }
         self.contexts.remove(number);
-        self.out.extend(record::no_context(number).map(Command::Persist));
+        self.out.extend(record::no_context(number).map(SupervisorCommand::Persist));
     }
 
     /// Frees what sessions have grown out of once nobody asks it.
@@ -100,7 +100,7 @@ impl Teardown<'_> {
     /// A context comes to nothing, and with it whoever asks it.
     pub fn fail_context(&mut self, number: u64, code: &str, message: String) {
         let Some(context) = self.contexts.get(number) else { return };
-        if let Owner::Session(name) = context.owner.clone() {
+        if let ContextOwner::Session(name) = context.owner.clone() {
             let error = ErrorBody { message: message.clone(), code: code.to_string(), param: None };
             self.fail_session(&name, number, error);
         }
@@ -119,8 +119,8 @@ impl Teardown<'_> {
         }
         let code = error.code.clone();
         let Some((session, append)) = self.sessions.fail(name, error) else { return };
-        self.out.push(Command::Tell(News::SessionFailed { session: name.to_string(), code }));
-        self.out.push(Command::Persist(record::session(session)));
+        self.out.push(SupervisorCommand::Notify(ClusterEventKind::SessionFailed { session: name.to_string(), code }));
+        self.out.push(SupervisorCommand::Persist(record::session(session)));
         append.into_iter().for_each(|context| self.release_unused(context));
     }
 
@@ -128,9 +128,9 @@ impl Teardown<'_> {
     fn fail_append(&mut self, name: &str, error: ErrorBody) {
         let Some(session) = self.sessions.get(name) else { return };
         let (session_name, code) = (name.to_string(), error.code.clone());
-        self.out.push(Command::Tell(News::AppendFailed { session: session_name, code }));
+        self.out.push(SupervisorCommand::Notify(ClusterEventKind::AppendFailed { session: session_name, code }));
         let session = Session { append: None, append_error: Some(error), ..session.clone() };
-        self.out.push(Command::Persist(record::session(&session)));
+        self.out.push(SupervisorCommand::Persist(record::session(&session)));
         self.sessions.insert(session);
     }
 
@@ -145,8 +145,13 @@ impl Teardown<'_> {
     pub fn end_session(&mut self, name: &str, expired: bool) {
         let Some(session) = self.sessions.forget(name, expired) else { return };
         let (context, hits) = (session.context, session.hits);
-        self.out.push(Command::Tell(News::SessionEnded { session: name.to_string(), context, expired, hits }));
-        self.out.push(Command::Persist(record::no_session(name)));
+        self.out.push(SupervisorCommand::Notify(ClusterEventKind::SessionEnded {
+            session: name.to_string(),
+            context,
+            expired,
+            hits,
+        }));
+        self.out.push(SupervisorCommand::Persist(record::no_session(name)));
         self.release_unused(session.context);
         session.append.into_iter().for_each(|context| self.release_unused(context));
     }

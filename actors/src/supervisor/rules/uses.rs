@@ -1,7 +1,7 @@
 //! Whether anybody still has a use for a context. Looks, and changes nothing.
 
 use crate::supervisor::tables::{
-    context::Owner,
+    context::ContextOwner,
     contexts::Contexts,
     jobs::Jobs,
     reserved::Reserved,
@@ -20,7 +20,7 @@ pub struct Uses<'a> {
 impl Uses<'_> {
     /// Whether a session that can be asked has the context.
     pub fn is_of_session(&self, context: u64) -> bool {
-        let Some(Owner::Session(name)) = self.contexts.get(context).map(|context| &context.owner) else {
+        let Some(ContextOwner::Session(name)) = self.contexts.get(context).map(|context| &context.owner) else {
             return false;
         };
         let has = |session: &Session| session.context == context || session.append == Some(context);

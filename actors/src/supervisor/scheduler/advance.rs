@@ -4,13 +4,13 @@
 use crate::supervisor::{
     rules::recovery::HostLoss,
     scheduler::{encode::EncodeScheduler, generate::GenerateScheduler},
-    tables::{context::Context, homes::Lately},
+    tables::{context::Context, shard_homes::RecentEncoders},
 };
 
 /// Orders what is missing.
 pub struct Scheduler<'a> {
     pub loss: HostLoss<'a>,
-    pub lately: &'a Lately,
+    pub lately: &'a RecentEncoders,
 }
 
 impl Scheduler<'_> {

@@ -62,7 +62,7 @@ impl EncodeScheduler<'_> {
                 self.enter_phase(number, JobPhase::Encoding);
             }
             Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
-                self.homeless_since(number);
+                self.unassigned_since(number);
                 return false;
             }
             Err(refusal) => {
@@ -101,7 +101,7 @@ impl EncodeScheduler<'_> {
 
     /// Fails a context that has waited too long for hosts. Whether it has.
     fn give_up_placing(&mut self, number: u64, refusal: &PlacementRefusal) -> bool {
-        let since = self.homeless_since(number);
+        let since = self.unassigned_since(number);
         let over = self.loss.now.saturating_sub(since) > self.loss.config.patience;
         if over {
             let message = format!("{refusal}. `asterism status` shows the hosts");

@@ -5,15 +5,15 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     api::{JobEvent, JobPhase},
+    cluster_event::ClusterEventKind,
     metric::Observation,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         journal::record,
         rules::{growth::SessionGrowth, recovery::HostLoss},
         tables::{
-            context::{Owner, UnderWay},
-            homes::Lately,
+            context::{ContextOwner, UnderWay},
+            shard_homes::RecentEncoders,
         },
     },
 };
@@ -21,7 +21,7 @@ use crate::{
 /// Decides what of contexts is encoded where, and when.
 pub struct EncodeScheduler<'a> {
     pub loss: HostLoss<'a>,
-    pub lately: &'a Lately,
+    pub lately: &'a RecentEncoders,
 }
 
 impl EncodeScheduler<'_> {
@@ -31,16 +31,16 @@ impl EncodeScheduler<'_> {
         if context.placed().is_some_and(|placed| placed.retry.not_before > self.loss.now) {
             return;
         }
-        let (inherited, homeless): (Vec<usize>, Vec<usize>) =
-            context.homeless().into_iter().partition(|block| context.heirs().contains_key(block));
-        let found = match homeless.is_empty() {
+        let (inherited, unassigned): (Vec<usize>, Vec<usize>) =
+            context.unassigned().into_iter().partition(|block| context.migration_targets().contains_key(block));
+        let found = match unassigned.is_empty() {
             true => Ok(Vec::new()),
-            false => self.loss.selection().find_hosts(context, &homeless),
+            false => self.loss.selection().find_hosts(context, &unassigned),
         };
         let found = match found {
             Ok(found) => found,
             Err(refusal) => {
-                let since = self.homeless_since(number);
+                let since = self.unassigned_since(number);
                 if self.loss.now.saturating_sub(since) > self.loss.config.patience {
                     let message = format!("{refusal}; waited {:.0} s", self.loss.config.patience.as_secs_f64());
                     self.loss.teardown().fail_context(number, "host_lost", message);
@@ -49,17 +49,18 @@ impl EncodeScheduler<'_> {
             }
         };
         let blocks: BTreeSet<usize> =
-            [context.entangled(), inherited.clone(), homeless.clone()].concat().into_iter().collect();
-        let at = |block: &usize| match homeless.iter().position(|homeless| homeless == block) {
+            [context.entangled(), inherited.clone(), unassigned.clone()].concat().into_iter().collect();
+        let at = |block: &usize| match unassigned.iter().position(|unassigned| unassigned == block) {
             Some(at) => found[at],
-            None => {
-                context.places()[*block].host.or(context.heirs().get(block).copied()).expect("it has a home or an heir")
-            }
+            None => context.places()[*block]
+                .host
+                .or(context.migration_targets().get(block).copied())
+                .expect("it has a home or an heir"),
         };
         let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
-        let lost = homeless.len() + inherited.len();
+        let lost = unassigned.len() + inherited.len();
         for (reason, shards) in [("lost", lost), ("together", blocks.len() - lost)] {
-            self.loss.out.push(Command::Observe(Observation::ShardsReencoded { reason, shards }));
+            self.loss.out.push(SupervisorCommand::Observe(Observation::ShardsReencoded { reason, shards }));
         }
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
         if let Some(placed) = context.placed_mut() {
@@ -75,7 +76,7 @@ impl EncodeScheduler<'_> {
         let addresses = self.loss.hosts.addresses();
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
         context.settle(self.loss.now, blocks, hosts);
-        self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
+        self.loss.out.extend(record::places(&context, &addresses).map(SupervisorCommand::Persist));
         let orders = context.orders(blocks, &addresses);
         drop(context);
         self.loss.orders().encode(orders);
@@ -95,15 +96,19 @@ impl EncodeScheduler<'_> {
         context.numerics = Some(wanted.clone());
         drop(context);
         if let Some(host) = other.filter(|_| !before) {
-            self.loss.out.push(Command::Observe(Observation::NumericsMixed));
-            self.loss.out.push(Command::Tell(News::NumericsMixed { what: format!("context {number}"), host, wanted }));
+            self.loss.out.push(SupervisorCommand::Observe(Observation::NumericsMixed));
+            self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::NumericsMixed {
+                what: format!("context {number}"),
+                host,
+                wanted,
+            }));
         }
     }
 
     /// Since when a context has had no hosts.
-    pub fn homeless_since(&mut self, number: u64) -> Duration {
+    pub fn unassigned_since(&mut self, number: u64) -> Duration {
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
-        *context.homeless_since.get_or_insert(self.loss.now)
+        *context.unassigned_since.get_or_insert(self.loss.now)
     }
 
     /// Every shard is encoded and held: what waited for that goes on, and who asks others hears who holds them.
@@ -122,27 +127,31 @@ impl EncodeScheduler<'_> {
         let encode_s = self.loss.now.saturating_sub(placed.began).as_secs_f64();
         if first || apart {
             // After a restart too, and it is not ready for the first time then.
-            self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
+            self.loss.out.extend(record::places(&context, &addresses).map(SupervisorCommand::Persist));
         }
         let (sparsity, attempt) = (context.sparsity(), context.attempt());
         let timings = context.timings(&|host| addresses[host].0.clone());
         let (method, owner) = (context.plan().method.name.clone(), context.owner.clone());
         drop(context);
-        let reencoded = |UnderWay { since, shards }| News::ShardsReencoded {
+        let reencoded = |UnderWay { since, shards }| ClusterEventKind::ShardsReencoded {
             context: number,
             shards,
             took: self.loss.now.saturating_sub(since),
         };
-        self.loss.out.extend(again.map(reencoded).map(Command::Tell));
-        if let Owner::Session(session) = &owner {
+        self.loss.out.extend(again.map(reencoded).map(SupervisorCommand::Notify));
+        if let ContextOwner::Session(session) = &owner {
             SessionGrowth { down: self.loss.teardown() }.appended(session, number);
         }
         let cached = self.loss.contexts[number].cached_tokens();
         if first {
-            if let Owner::Session(session) = owner {
-                self.loss.out.push(Command::Tell(News::SessionReady { session, context: number, encode_s }));
+            if let ContextOwner::Session(session) = owner {
+                self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::SessionReady {
+                    session,
+                    context: number,
+                    encode_s,
+                }));
             }
-            self.loss.out.push(Command::Observe(Observation::JobEncoded { method, sparsity }));
+            self.loss.out.push(SupervisorCommand::Observe(Observation::JobEncoded { method, sparsity }));
         }
         for asking in self.loss.jobs.of_context(number) {
             let mut job = self.loss.jobs.get_mut(asking).expect("an index names those there are");
@@ -153,13 +162,13 @@ impl EncodeScheduler<'_> {
                 job.progress.hosts = timings.clone();
             }
             let recovered = job.phase() == JobPhase::Encoding && job.is_recovering();
-            let told = job.query_host.filter(|_| job.told_attempt != attempt);
+            let reported = job.query_host.filter(|_| job.ordered_attempt != attempt);
             drop(job);
             if recovered {
-                self.loss.goes_on(asking);
+                self.loss.resume(asking);
             }
-            if let Some(host) = told.filter(|&host| self.loss.hosts.at(host).is_up()) {
-                self.loss.orders().tell_holders(asking, host);
+            if let Some(host) = reported.filter(|&host| self.loss.hosts.at(host).is_up()) {
+                self.loss.orders().send_holders(asking, host);
             }
         }
     }
@@ -173,11 +182,11 @@ impl EncodeScheduler<'_> {
 
     /// The jobs that a context is encoded for move on.
     pub fn enter_phase(&mut self, context: u64, phase: JobPhase) {
-        let Owner::Job(number) = self.loss.contexts[context].owner else { return };
+        let ContextOwner::Job(number) = self.loss.contexts[context].owner else { return };
         let Some(mut job) = self.loss.jobs.get_mut(number) else { return };
-        self.loss.out.extend(job.started(self.loss.now).map(Command::Tell));
+        self.loss.out.extend(job.started(self.loss.now).map(SupervisorCommand::Notify));
         if job.enter(self.loss.now, phase) {
-            self.loss.out.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
+            self.loss.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Phase { phase } });
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::{
     api::{JobEvent, JobPhase, Role},
+    cluster_event::ClusterEventKind,
     metric::Observation,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         rules::{host_selection::Choice, recovery::HostLoss},
         tables::{hosts::HostRecord, job::Job, jobs::Passed},
     },
@@ -24,7 +24,7 @@ impl GenerateScheduler<'_> {
         while let Some(place) = self
             .loss
             .jobs
-            .next_unhoused(&passed)
+            .next_unassigned(&passed)
             .filter(|_| !self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience))
         {
             let number = place.1;
@@ -39,7 +39,7 @@ impl GenerateScheduler<'_> {
                     }
                 }
                 Choice::NotNow => drop(passed.insert(key, place)),
-                Choice::Nobody => return self.give_up_unhoused(),
+                Choice::Nobody => return self.give_up_unassigned(),
             }
         }
     }
@@ -51,18 +51,18 @@ impl GenerateScheduler<'_> {
         if let Some(wanted) = job.numerics.clone().filter(|wanted| numerics.as_ref() != Some(wanted)) {
             job.progress.mixed_numerics = true;
             let what = format!("job {}", job.facts.id);
-            self.loss.out.push(Command::Observe(Observation::NumericsMixed));
-            self.loss.out.push(Command::Tell(News::NumericsMixed { what, host: name, wanted }));
+            self.loss.out.push(SupervisorCommand::Observe(Observation::NumericsMixed));
+            self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::NumericsMixed { what, host: name, wanted }));
         }
         job.query_host = Some(host);
         job.clock.encoding.get_or_insert(self.loss.now);
-        self.loss.out.extend(job.started(self.loss.now).map(Command::Tell));
+        self.loss.out.extend(job.started(self.loss.now).map(SupervisorCommand::Notify));
         let enters = job.clock.querying.is_none() && job.enter(self.loss.now, JobPhase::Querying);
         drop(job);
         self.loss.orders().generate(number, host);
         if enters {
             let event = JobEvent::Phase { phase: JobPhase::Querying };
-            self.loss.out.push(Command::Publish { job: number, event });
+            self.loss.out.push(SupervisorCommand::Publish { job: number, event });
         }
     }
 
@@ -78,7 +78,7 @@ impl GenerateScheduler<'_> {
     }
 
     /// Fails jobs that have waited too long for there to be a query host.
-    fn give_up_unhoused(&mut self) {
+    fn give_up_unassigned(&mut self) {
         let patience = self.loss.config.patience;
         let Some(gone) = self.loss.hosts.no_query_host_since else { return };
         while let Some((ready, number)) = self.loss.jobs.longest_unhoused() {

@@ -11,7 +11,7 @@ use crate::{
         rules::host_selection::HostSelection,
         scheduler::dispatch::running_contexts,
         tables::{
-            context::{Context, Owner},
+            context::{Context, ContextOwner},
             contexts::Contexts,
             hosts::{HostRecord, Hosts},
             jobs::Jobs,
@@ -46,8 +46,8 @@ impl Waits<'_> {
         }
         match (context.is_ready(), &context.owner) {
             (true, _) => self.waits_for_query_host(number),
-            (false, Owner::Job(_)) => self.context(context),
-            (false, Owner::Session(name)) => self
+            (false, ContextOwner::Job(_)) => self.context(context),
+            (false, ContextOwner::Session(name)) => self
                 .context(context)
                 .or_else(|| Some(Waiting::Session { name: name.clone(), state: context.stage().of_session() })),
         }
@@ -56,9 +56,9 @@ impl Waits<'_> {
     /// What a context waits for, if nobody encodes it right self.now.
     pub fn context(&self, context: &Context) -> Option<Waiting> {
         if context.is_placed() {
-            let homeless = context.homeless();
-            if !homeless.is_empty() && context.homeless_since.is_some() {
-                return Some(self.refusal(self.selection().find_hosts(context, &homeless).err()?));
+            let unassigned = context.unassigned();
+            if !unassigned.is_empty() && context.unassigned_since.is_some() {
+                return Some(self.refusal(self.selection().find_hosts(context, &unassigned).err()?));
             }
             let missing =
                 |at: usize| context.places().iter().any(|place| place.host == Some(at) && place.encoded.is_none());
@@ -89,7 +89,7 @@ impl Waits<'_> {
             return Some(Waiting::Placement { cause });
         }
         let running = (0..self.config.hosts.len()).map(|host| self.jobs.count_on(host)).sum();
-        Some(Waiting::Turn { before: self.jobs.unhoused_before(number), running })
+        Some(Waiting::Turn { before: self.jobs.unassigned_before(number), running })
     }
 
     fn refusal(&self, refusal: PlacementRefusal) -> Waiting {

@@ -19,22 +19,22 @@ use crate::{
         AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest,
         SessionStatus, Waiting, bounds,
     },
+    capacity::{Holder, SharedCapacity},
     error::{HostError, JobError},
     machine,
-    room::{Holder, Room},
     store::StateStore,
     supervisor::{
-        command::Event,
+        command::SupervisorEvent,
         config::{ContextHosts, SupervisorConfig},
         fingerprint::{Fingerprint, random},
         journal::change::Decided,
         prepare::ModelFront,
         shell::{
-            event_loop::{Message, Shell, SupervisorActor},
+            admission_gate::AdmissionGate,
+            event_loop::{SupervisorActor, SupervisorMessage, SupervisorShell},
             events::EventListener,
             feed::Listener,
-            gate::Gate,
-            pulse::Pulse,
+            watchdog::Watchdog,
             write_queue::{Request, Subject},
         },
         state::SupervisorState,
@@ -62,14 +62,14 @@ fn holder(request: &JobRequest) -> Holder {
 /// A running supervisor; clones talk to the same one.
 #[derive(Clone)]
 pub struct Supervisor {
-    actor: ActorRef<Message>,
+    actor: ActorRef<SupervisorMessage>,
     model: Arc<ModelFront>,
     method: MethodConfig,
     context_hosts: ContextHosts,
     writing: Arc<AtomicBool>,
-    desk: Room,
-    pulse: Arc<Pulse>,
-    gate: Gate,
+    desk: SharedCapacity,
+    watchdog: Arc<Watchdog>,
+    admission_gate: AdmissionGate,
 }
 
 impl Supervisor {
@@ -82,13 +82,22 @@ impl Supervisor {
     ) -> Result<Self, HostError> {
         let method = config.method.clone();
         let context_hosts = config.context_hosts();
-        let shell = Shell::restore(config, transport, store)?;
-        let (writing, pulse) = (shell.writing(), shell.pulse());
+        let shell = SupervisorShell::restore(config, transport, store)?;
+        let (writing, watchdog) = (shell.writing(), shell.watchdog());
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        let desk = Room::new(PREPARED_AT_ONCE);
-        Ok(Self { actor, model, method, context_hosts, writing, desk, pulse, gate: Gate::default() })
+        let desk = SharedCapacity::new(PREPARED_AT_ONCE);
+        Ok(Self {
+            actor,
+            model,
+            method,
+            context_hosts,
+            writing,
+            desk,
+            watchdog,
+            admission_gate: AdmissionGate::default(),
+        })
     }
 
     /// Whether it waits for the disk of its journal right now, and answers when that is done.
@@ -99,17 +108,17 @@ impl Supervisor {
     /// For how long its actor has done nothing, or one thing, if that is too long. Asks the actor nothing, so that a queue
     /// before it is no silence.
     pub fn silence(&self) -> Option<Duration> {
-        self.pulse.silence()
+        self.watchdog.silence()
     }
 
     /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
     pub fn was_starved(&self) {
-        let _ = self.actor.cast(Message::Event(Event::Starved));
+        let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Starved));
     }
 
     /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
     pub fn weights_are(&self, weights: Result<WeightsDigest, String>) {
-        let _ = self.actor.cast(Message::Event(Event::Weights(weights)));
+        let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Weights(weights)));
     }
 
     /// Whether its actor is gone.
@@ -118,8 +127,8 @@ impl Supervisor {
     }
 
     /// What decides whether it takes new work.
-    pub fn gate(&self) -> &Gate {
-        &self.gate
+    pub fn admission_gate(&self) -> &AdmissionGate {
+        &self.admission_gate
     }
 
     /// The model as the supervisor knows it.
@@ -129,7 +138,7 @@ impl Supervisor {
 
     /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
     pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
-        self.gate.check()?;
+        self.admission_gate.check()?;
         self.take(request, false).await
     }
 
@@ -141,7 +150,7 @@ impl Supervisor {
     /// Has what was accepted before, and is not one of the cluster's own test, wait from now on, or go on.
     pub fn hold_back(&self, held: bool) {
         // One that has ended holds nothing.
-        let _ = self.actor.cast(Message::Ask(Box::new(move |shell| shell.hold_back(held))));
+        let _ = self.actor.cast(SupervisorMessage::Ask(Box::new(move |shell| shell.hold_back(held))));
     }
 
     async fn take(&self, mut request: JobRequest, canary: bool) -> Result<String, JobError> {
@@ -258,7 +267,7 @@ impl Supervisor {
 
     /// Encodes a context to be asked many times.
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
-        self.gate.check()?;
+        self.admission_gate.check()?;
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
@@ -291,7 +300,7 @@ impl Supervisor {
 
     /// Appends to a session, for questions that come when that is encoded; until then they see nothing of it.
     pub async fn append_session(&self, name: &str, request: AppendRequest) -> Result<SessionStatus, JobError> {
-        self.gate.check()?;
+        self.admission_gate.check()?;
         let name = bounds::name("name", name)?;
         let job = request.job.as_deref().map(|job| bounds::name("job", job)).transpose()?;
         let grown = name.clone();
@@ -337,8 +346,8 @@ impl Supervisor {
     /// Gives the place of a host that is dead or takes no work to a spare.
     pub async fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, JobError> {
         let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
-        let heir = spare.clone();
-        let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &heir);
+        let migration_target = spare.clone();
+        let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &migration_target);
         self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &spare)).await
     }
 
@@ -354,7 +363,7 @@ impl Supervisor {
             let _ = timeout(FAREWELL, ended).await;
         }
         let (flushed, flushing) = tokio::sync::oneshot::channel();
-        if self.actor.cast(Message::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {
+        if self.actor.cast(SupervisorMessage::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {
             let _ = flushing.await;
         }
         let _ = self.actor.stop_and_wait(None, None).await;
@@ -377,27 +386,27 @@ impl Supervisor {
             let _ = answer.send(result.and_then(|(state, now)| then(state, now)));
         };
         let request = Request { changes, asks, bytes, decide: Box::new(decide), answer: Box::new(heard) };
-        self.actor.cast(Message::Change(request)).map_err(|_| JobError::Stopping)?;
+        self.actor.cast(SupervisorMessage::Change(request)).map_err(|_| JobError::Stopping)?;
         answered.await.map_err(|_| JobError::Stopping)?
     }
 
     /// Asks, unless many others wait for what their answers rest on.
     pub(in crate::supervisor) async fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Shell) -> T + Send + 'static,
+        question: impl FnOnce(&mut SupervisorShell) -> T + Send + 'static,
     ) -> Result<T, JobError> {
-        let question = move |shell: &mut Shell| (!shell.is_crowded()).then(|| question(shell));
+        let question = move |shell: &mut SupervisorShell| (!shell.is_crowded()).then(|| question(shell));
         self.ask_anyway(question).await?.ok_or(JobError::Busy)
     }
 
     async fn ask_anyway<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Shell) -> T + Send + 'static,
+        question: impl FnOnce(&mut SupervisorShell) -> T + Send + 'static,
     ) -> Result<T, JobError> {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let message = Message::Ask(Box::new(move |shell| {
+        let message = SupervisorMessage::Ask(Box::new(move |shell| {
             let found = question(shell);
-            shell.tell(move || drop(answer.send(found)));
+            shell.notify(move || drop(answer.send(found)));
         }));
         self.actor.cast(message).map_err(|_| JobError::Stopping)?;
         answered.await.map_err(|_| JobError::Stopping)

@@ -25,13 +25,13 @@ use crate::{
     metric,
     store::StateStore,
     supervisor::{
-        command::{Command, Event},
+        command::{SupervisorCommand, SupervisorEvent},
         config::SupervisorConfig,
         shell::{
             events::{EventListener, Events},
             feed::{Feed, Listener},
-            pulse::Pulse,
-            write_queue::{Act, BatchLimits, Journal, Request},
+            watchdog::Watchdog,
+            write_queue::{BatchLimits, Journal, JournalAction, Request},
             writer::Writer,
         },
         state::SupervisorState,
@@ -46,14 +46,14 @@ const BACKLOG: usize = 16_384;
 const MAX_LISTENERS: usize = 4096;
 
 /// What the actor is told.
-pub enum Message {
+pub enum SupervisorMessage {
     Connected {
         connection: u64,
         link: Arc<dyn Link>,
         outbox: Outbox<HostCommand>,
     },
-    Event(Event),
-    Ask(Box<dyn FnOnce(&mut Shell) + Send>),
+    Event(SupervisorEvent),
+    Ask(Box<dyn FnOnce(&mut SupervisorShell) + Send>),
     Change(Request),
     /// A write of the journal ended.
     Written,
@@ -63,7 +63,7 @@ pub enum Message {
 pub struct SupervisorActor;
 
 /// The state and what it acts through.
-pub struct Shell {
+pub struct SupervisorShell {
     state: SupervisorState,
     journal: Journal,
     /// Until the actor runs.
@@ -83,49 +83,55 @@ pub struct Shell {
     events: Events,
     /// Who waits for what a host measures, and the host's connection.
     measuring: Option<(u64, oneshot::Sender<Vec<MeasuredLink>>)>,
-    pulse: Arc<Pulse>,
+    watchdog: Arc<Watchdog>,
 }
 
 impl Actor for SupervisorActor {
-    type Msg = Message;
-    type State = Shell;
-    type Arguments = Shell;
+    type Msg = SupervisorMessage;
+    type State = SupervisorShell;
+    type Arguments = SupervisorShell;
 
-    async fn pre_start(&self, myself: ActorRef<Message>, mut shell: Shell) -> Result<Shell, ActorProcessingErr> {
+    async fn pre_start(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        mut shell: SupervisorShell,
+    ) -> Result<SupervisorShell, ActorProcessingErr> {
         if let Some(store) = shell.store.take() {
             let actor = myself.clone();
-            let ended = move || drop(actor.cast(Message::Written));
+            let ended = move || drop(actor.cast(SupervisorMessage::Written));
             shell.writer = Some(Writer::start(store, shell.writing(), ended)?);
         }
         tokio::spawn(accept_hosts(shell.transport.clone(), myself.clone()));
-        myself.send_interval(shell.state.config().liveness.heartbeat / 2, || Message::Event(Event::Tick));
+        myself.send_interval(shell.state.config().liveness.heartbeat / 2, || {
+            SupervisorMessage::Event(SupervisorEvent::Tick)
+        });
         Ok(shell)
     }
 
     async fn handle(
         &self,
-        _myself: ActorRef<Message>,
-        message: Message,
-        shell: &mut Shell,
+        _myself: ActorRef<SupervisorMessage>,
+        message: SupervisorMessage,
+        shell: &mut SupervisorShell,
     ) -> Result<(), ActorProcessingErr> {
         shell.handle(message);
         let written = shell.write(shell.journal.backlog() > BACKLOG);
-        shell.pulse.beat();
+        shell.watchdog.beat();
         written
     }
 
     async fn handle_supervisor_evt(
         &self,
-        _myself: ActorRef<Message>,
+        _myself: ActorRef<SupervisorMessage>,
         event: SupervisionEvent,
-        _shell: &mut Shell,
+        _shell: &mut SupervisorShell,
     ) -> Result<(), ActorProcessingErr> {
         tracing::debug!(?event, "supervision");
         Ok(())
     }
 }
 
-impl Shell {
+impl SupervisorShell {
     /// With what `store` has, before any host connected.
     pub fn restore(
         config: SupervisorConfig,
@@ -133,7 +139,7 @@ impl Shell {
         mut store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let unix = machine::unix_time();
-        let pulse = Pulse::of(config.liveness.heartbeat);
+        let watchdog = Watchdog::of(config.liveness.heartbeat);
         let mut secret = [0; 32];
         SystemRandom::new()
             .fill(&mut secret)
@@ -157,7 +163,7 @@ impl Shell {
             listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
             events: Events::of(unix.as_micros() as u64),
             measuring: None,
-            pulse: Arc::new(pulse),
+            watchdog: Arc::new(watchdog),
         })
     }
 
@@ -167,8 +173,8 @@ impl Shell {
     }
 
     /// When it last did something.
-    pub fn pulse(&self) -> Arc<Pulse> {
-        self.pulse.clone()
+    pub fn watchdog(&self) -> Arc<Watchdog> {
+        self.watchdog.clone()
     }
 
     /// The state, to look at.
@@ -181,11 +187,11 @@ impl Shell {
         let commands = self.state.end_hosts();
         let acts = self.journal.follow(commands);
         self.perform(acts);
-        let tell = |(link, host): &(Arc<dyn Link>, Outbox<HostCommand>)| {
+        let notify = |(link, host): &(Arc<dyn Link>, Outbox<HostCommand>)| {
             host.send(HostCommand::Shutdown);
             link.clone()
         };
-        self.connections.values().map(tell).collect()
+        self.connections.values().map(notify).collect()
     }
 
     /// Unix time at the start, running on with a clock that does not jump.
@@ -193,21 +199,24 @@ impl Shell {
         self.clock.0 + self.clock.1.elapsed()
     }
 
-    fn handle(&mut self, message: Message) {
+    fn handle(&mut self, message: SupervisorMessage) {
         match message {
-            Message::Connected { connection, link, outbox } => {
+            SupervisorMessage::Connected { connection, link, outbox } => {
                 self.connections.insert(connection, (link, outbox));
             }
-            Message::Event(Event::Message { connection, message: HostMessage::Measured { links } }) => {
+            SupervisorMessage::Event(SupervisorEvent::Message {
+                connection,
+                message: HostMessage::Measured { links },
+            }) => {
                 if let Some((_, answer)) = self.measuring.take_if(|(asked, _)| *asked == connection) {
                     let _ = answer.send(links);
                 }
             }
-            Message::Event(event) => {
-                if let Event::Disconnected { connection, .. } = &event {
+            SupervisorMessage::Event(event) => {
+                if let SupervisorEvent::Disconnected { connection, .. } = &event {
                     self.connections.remove(connection);
                 }
-                let ticked = matches!(event, Event::Tick);
+                let ticked = matches!(event, SupervisorEvent::Tick);
                 let commands = self.state.handle(self.now(), event);
                 let acts = self.journal.follow(commands);
                 self.perform(acts);
@@ -216,23 +225,23 @@ impl Shell {
                     metric::record_sessions(&self.state.session_counts(), self.state.pinned_bytes());
                 }
             }
-            Message::Ask(question) => question(self),
-            Message::Change(request) => self.journal.ask(request),
-            Message::Written => {}
+            SupervisorMessage::Ask(question) => question(self),
+            SupervisorMessage::Change(request) => self.journal.ask(request),
+            SupervisorMessage::Written => {}
         }
     }
 
     /// Has accepted work wait for a self-test, or go on.
     pub fn hold_back(&mut self, held: bool) {
         self.state.hold_back(held);
-        self.handle(Message::Event(Event::Tick));
+        self.handle(SupervisorMessage::Event(SupervisorEvent::Tick));
     }
 
     /// Tells the host on a connection to measure; what it measured comes out at the end.
     pub fn measure(&mut self, connection: u64, order: HostCommand) -> oneshot::Receiver<Vec<MeasuredLink>> {
         let (answer, answered) = oneshot::channel();
         self.measuring = Some((connection, answer));
-        self.act(Command::Send { connection, command: order });
+        self.act(SupervisorCommand::Send { connection, command: order });
         answered
     }
 
@@ -253,7 +262,7 @@ impl Shell {
         if status.phase.is_none() {
             let feed = Feed::default();
             let listener = feed.listen(None, place);
-            feed.say(JobEvent::Finished { status: Box::new(status) });
+            feed.publish(JobEvent::Finished { status: Box::new(status) });
             return Ok(listener);
         }
         self.state.set_watched(job, true);
@@ -309,36 +318,36 @@ impl Shell {
     }
 
     /// Tells somebody something when the journal has all that it rests on.
-    pub fn tell(&mut self, told: impl FnOnce() + Send + 'static) {
-        let acts = self.journal.tell(told);
+    pub fn notify(&mut self, callback: impl FnOnce() + Send + 'static) {
+        let acts = self.journal.notify(callback);
         self.perform(acts);
     }
 
-    fn perform(&mut self, acts: Vec<Act>) {
+    fn perform(&mut self, acts: Vec<JournalAction>) {
         for act in acts {
             match act {
-                Act::Do(command) => self.act(*command),
-                Act::Tell(told) => told(&self.state, self.now()),
+                JournalAction::Do(command) => self.act(*command),
+                JournalAction::Notify(callback) => callback(&self.state, self.now()),
             }
         }
     }
 
-    fn act(&mut self, command: Command) {
+    fn act(&mut self, command: SupervisorCommand) {
         match command {
-            Command::Persist(_) => {}
-            Command::Send { connection, command } => {
+            SupervisorCommand::Persist(_) => {}
+            SupervisorCommand::Send { connection, command } => {
                 if let Some((_, outbox)) = self.connections.get(&connection) {
                     outbox.send(command);
                 }
             }
-            Command::Disconnect { connection, reason } => {
+            SupervisorCommand::Disconnect { connection, reason } => {
                 if let Some((link, _)) = self.connections.remove(&connection) {
                     link.close(&reason);
                 }
             }
-            Command::Publish { job, event } => self.publish(job, event),
-            Command::Observe(observation) => observation.record(),
-            Command::Tell(news) => self.events.say(self.now(), news),
+            SupervisorCommand::Publish { job, event } => self.publish(job, event),
+            SupervisorCommand::Observe(observation) => observation.record(),
+            SupervisorCommand::Notify(update) => self.events.publish(self.now(), update),
         }
     }
 
@@ -349,17 +358,17 @@ impl Shell {
             true => self.feeds.get(&job),
             false => Some(&*self.feeds.entry(job).or_default()),
         };
-        if progress && !feed.is_some_and(Feed::is_heard) {
+        if progress && !feed.is_some_and(Feed::has_listeners) {
             return self.state.set_watched(job, false);
         }
-        feed.into_iter().for_each(|feed| feed.say(event.clone()));
+        feed.into_iter().for_each(|feed| feed.publish(event.clone()));
         if ended {
             self.feeds.remove(&job);
         }
     }
 }
 
-impl Drop for Shell {
+impl Drop for SupervisorShell {
     fn drop(&mut self) {
         self.transport.close();
         let writer = self.writer.take();
@@ -376,7 +385,7 @@ fn beside_others<T>(blocking: impl FnOnce() -> T) -> T {
 }
 
 /// Takes host connections in and turns what they say into events.
-async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<Message>) {
+async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<SupervisorMessage>) {
     let mut connection = 0;
     while let Some(link) = transport.accept().await {
         connection += 1;
@@ -384,15 +393,15 @@ async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<Message>) {
     }
 }
 
-async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Message>) {
+async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<SupervisorMessage>) {
     let Ok(channel) = link.accept().await else { return };
     let (outbox, mut inbox) = link::control::<HostCommand>(channel, &link);
     let outbox = outbox.bounded(&link, UNREAD);
-    let _ = actor.cast(Message::Connected { connection, link: link.clone(), outbox });
+    let _ = actor.cast(SupervisorMessage::Connected { connection, link: link.clone(), outbox });
     let cause = loop {
         match inbox.receive().await {
             Ok(message) => {
-                if actor.cast(Message::Event(Event::Message { connection, message })).is_err() {
+                if actor.cast(SupervisorMessage::Event(SupervisorEvent::Message { connection, message })).is_err() {
                     break "the supervisor ended".to_string();
                 }
             }
@@ -400,5 +409,5 @@ async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Messag
         }
     };
     link.close(&cause);
-    let _ = actor.cast(Message::Event(Event::Disconnected { connection, cause }));
+    let _ = actor.cast(SupervisorMessage::Event(SupervisorEvent::Disconnected { connection, cause }));
 }

@@ -11,17 +11,17 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::{
     api::{ClusterEvent, EventId},
-    news::News,
+    cluster_event::ClusterEventKind,
 };
 
 /// Events that are kept.
-const KEPT: usize = 1024;
+const KEPT_EVENTS: usize = 1024;
 
 /// What happened lately; dropped, its listeners hear that nothing more comes.
 #[derive(Debug)]
 pub struct Events {
     kept: Arc<Mutex<Kept>>,
-    news: watch::Sender<()>,
+    update: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Kept {
 #[derive(Debug)]
 pub struct EventListener {
     kept: Arc<Mutex<Kept>>,
-    news: watch::Receiver<()>,
+    update: watch::Receiver<()>,
     /// Number of the event that it hears next.
     next: u64,
     /// Whether what it asked for is not there.
@@ -49,33 +49,33 @@ pub struct EventListener {
 impl Events {
     /// Of the supervisor's life of this name.
     pub fn of(life: u64) -> Self {
-        let kept = Kept { life, first: 1, events: VecDeque::with_capacity(KEPT) };
-        Self { kept: Arc::new(Mutex::new(kept)), news: watch::Sender::new(()) }
+        let kept = Kept { life, first: 1, events: VecDeque::with_capacity(KEPT_EVENTS) };
+        Self { kept: Arc::new(Mutex::new(kept)), update: watch::Sender::new(()) }
     }
 
     /// Logs it, and says it to whoever listens, now or later.
-    pub fn say(&self, now: Duration, news: News) {
-        news.log();
+    pub fn publish(&self, now: Duration, update: ClusterEventKind) {
+        update.log();
         let mut kept = lock(&self.kept);
         let id = kept.id(kept.end());
-        if kept.events.len() == KEPT {
+        if kept.events.len() == KEPT_EVENTS {
             kept.events.pop_front();
             kept.first += 1;
         }
-        kept.events.push_back(Arc::new(ClusterEvent { id, time: now.as_secs_f64(), news }));
+        kept.events.push_back(Arc::new(ClusterEvent { id, time: now.as_secs_f64(), update }));
         drop(kept);
-        self.news.send_replace(());
+        self.update.send_replace(());
     }
 
     /// Listens from behind an event, or from the oldest that is kept.
     pub fn listen(&self, after: Option<EventId>, place: OwnedSemaphorePermit) -> EventListener {
-        let news = self.news.subscribe();
+        let update = self.update.subscribe();
         let kept = lock(&self.kept);
         let known = after.filter(|id| id.life == kept.life && id.number < kept.end());
         let next = known.map_or(kept.first, |id| id.number + 1);
         let missed = after.is_some() && known.is_none();
         drop(kept);
-        EventListener { kept: self.kept.clone(), news, next, missed, _place: place }
+        EventListener { kept: self.kept.clone(), update, next, missed, _place: place }
     }
 }
 
@@ -94,11 +94,11 @@ impl EventListener {
     /// The next event; none when the supervisor has ended.
     pub async fn next(&mut self) -> Option<Arc<ClusterEvent>> {
         loop {
-            self.news.borrow_and_update();
+            self.update.borrow_and_update();
             if let Some(event) = self.ready() {
                 return Some(event);
             }
-            if self.news.changed().await.is_err() {
+            if self.update.changed().await.is_err() {
                 return self.ready();
             }
         }
@@ -110,7 +110,7 @@ impl EventListener {
         if std::mem::take(&mut self.missed) || self.next < kept.first {
             self.next = self.next.max(kept.first);
             let (id, time) = (kept.id(self.next - 1), kept.events.front().map_or(0.0, |event| event.time));
-            return Some(Arc::new(ClusterEvent { id, time, news: News::EventsMissed }));
+            return Some(Arc::new(ClusterEvent { id, time, update: ClusterEventKind::EventsMissed }));
         }
         let event = kept.events.get((self.next - kept.first) as usize)?.clone();
         self.next += 1;
@@ -127,9 +127,9 @@ fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
 mod tests {
     use super::*;
 
-    fn said(events: &Events, hosts: std::ops::Range<usize>) {
+    fn stated(events: &Events, hosts: std::ops::Range<usize>) {
         for host in hosts {
-            events.say(Duration::from_secs(host as u64), News::HostReady { host: format!("h{host}") });
+            events.publish(Duration::from_secs(host as u64), ClusterEventKind::HostReady { host: format!("h{host}") });
         }
     }
 
@@ -139,8 +139,8 @@ mod tests {
     }
 
     fn all(listener: &mut EventListener) -> Vec<String> {
-        let shown = |event: Arc<ClusterEvent>| match &event.news {
-            News::HostReady { host } => format!("{} {host}", event.id),
+        let shown = |event: Arc<ClusterEvent>| match &event.update {
+            ClusterEventKind::HostReady { host } => format!("{} {host}", event.id),
             other => format!("{} {other:?}", event.id),
         };
         std::iter::from_fn(|| listener.ready().map(shown)).collect()
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn who_comes_back_hears_what_it_has_not_heard() {
         let events = Events::of(0xab);
-        said(&events, 0..3);
+        stated(&events, 0..3);
         assert_eq!(all(&mut listen(&events, None)), ["ab-1 h0", "ab-2 h1", "ab-3 h2"]);
         let at = |text: &str| Some(text.parse().expect("an id"));
         assert_eq!(all(&mut listen(&events, at("ab-2"))), ["ab-3 h2"]);
@@ -164,10 +164,13 @@ mod tests {
     fn who_is_slow_hears_that_something_is_missing_and_the_list_stays_short() {
         let events = Events::of(1);
         let mut slow = listen(&events, None);
-        said(&events, 0..KEPT + 5);
+        stated(&events, 0..KEPT_EVENTS + 5);
         let heard = all(&mut slow);
-        assert_eq!((heard.len(), heard[0].as_str(), heard[1].as_str()), (KEPT + 1, "1-5 EventsMissed", "1-6 h5"));
-        said(&events, 0..1);
+        assert_eq!(
+            (heard.len(), heard[0].as_str(), heard[1].as_str()),
+            (KEPT_EVENTS + 1, "1-5 EventsMissed", "1-6 h5")
+        );
+        stated(&events, 0..1);
         assert_eq!(all(&mut slow), ["1-1030 h0"]);
         assert_eq!(all(&mut listen(&events, "1-2".parse().ok()))[0], "1-6 EventsMissed");
     }
@@ -176,7 +179,7 @@ mod tests {
     async fn a_listener_ends_with_what_it_listens_to() {
         let events = Events::of(1);
         let mut listener = listen(&events, None);
-        said(&events, 0..1);
+        stated(&events, 0..1);
         drop(events);
         assert!(listener.next().await.is_some() && listener.next().await.is_none());
     }

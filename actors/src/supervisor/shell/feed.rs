@@ -10,12 +10,12 @@ use crate::api::{HostProgress, JobEvent, JobPhase, JobStatus};
 /// What a job says; dropped, its listeners hear that nothing more comes.
 #[derive(Debug)]
 pub struct Feed {
-    said: Arc<Mutex<Said>>,
-    news: watch::Sender<()>,
+    stated: Arc<Mutex<FeedState>>,
+    update: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct FeedState {
     /// Phases, tokens and recoveries, in order.
     events: Vec<JobEvent>,
     /// How far phase 1 is, and how often that was said: only the latest is of use.
@@ -27,8 +27,8 @@ struct Said {
 /// One listener's place in what a job says.
 #[derive(Debug)]
 pub struct Listener {
-    said: Arc<Mutex<Said>>,
-    news: watch::Receiver<()>,
+    stated: Arc<Mutex<FeedState>>,
+    update: watch::Receiver<()>,
     /// The phase that the job is in, said first.
     phase: Option<JobPhase>,
     /// Events that were heard or passed over.
@@ -43,40 +43,40 @@ pub struct Listener {
 
 impl Default for Feed {
     fn default() -> Self {
-        Self { said: Arc::default(), news: watch::Sender::new(()) }
+        Self { stated: Arc::default(), update: watch::Sender::new(()) }
     }
 }
 
 impl Feed {
     /// Says something to whoever listens, now or later.
-    pub fn say(&self, event: JobEvent) {
-        let mut said = lock(&self.said);
+    pub fn publish(&self, event: JobEvent) {
+        let mut stated = lock(&self.stated);
         match event {
-            JobEvent::Progress { hosts } => said.progress = (said.progress.0 + 1, hosts),
-            JobEvent::Finished { status } => said.ended = Some(status),
+            JobEvent::Progress { hosts } => stated.progress = (stated.progress.0 + 1, hosts),
+            JobEvent::Finished { status } => stated.ended = Some(status),
             event => {
                 // How far phase 1 was is no news any more.
-                said.progress.1.clear();
-                said.events.push(event);
+                stated.progress.1.clear();
+                stated.events.push(event);
             }
         }
-        drop(said);
-        self.news.send_replace(());
+        drop(stated);
+        self.update.send_replace(());
     }
 
     /// Listens to a job in this phase, from one of the places that there are for it.
     pub fn listen(&self, phase: Option<JobPhase>, place: OwnedSemaphorePermit) -> Listener {
-        let news = self.news.subscribe();
+        let update = self.update.subscribe();
         let (earlier, progress) = {
-            let said = lock(&self.said);
-            (said.events.len(), said.progress.0)
+            let stated = lock(&self.stated);
+            (stated.events.len(), stated.progress.0)
         };
-        Listener { said: self.said.clone(), news, phase, next: 0, earlier, progress, ended: false, _place: place }
+        Listener { stated: self.stated.clone(), update, phase, next: 0, earlier, progress, ended: false, _place: place }
     }
 
     /// Whether anybody listens.
-    pub fn is_heard(&self) -> bool {
-        self.news.receiver_count() > 0
+    pub fn has_listeners(&self) -> bool {
+        self.update.receiver_count() > 0
     }
 }
 
@@ -84,11 +84,11 @@ impl Listener {
     /// The next event; none after `Finished`, or when the supervisor has ended.
     pub async fn next(&mut self) -> Option<JobEvent> {
         loop {
-            self.news.borrow_and_update();
+            self.update.borrow_and_update();
             if let Some(event) = self.take() {
                 return Some(event);
             }
-            if self.ended || self.news.changed().await.is_err() {
+            if self.ended || self.update.changed().await.is_err() {
                 // What was said last may have been said just before the end.
                 return self.take();
             }
@@ -99,28 +99,28 @@ impl Listener {
         if let Some(phase) = self.phase.take() {
             return Some(JobEvent::Phase { phase });
         }
-        let said = lock(&self.said);
-        while let Some(event) = said.events.get(self.next) {
+        let stated = lock(&self.stated);
+        while let Some(event) = stated.events.get(self.next) {
             self.next += 1;
             if self.next > self.earlier || matches!(event, JobEvent::Token { .. }) {
                 return Some(event.clone());
             }
         }
-        if let Some(status) = said.ended.clone().filter(|_| !self.ended) {
+        if let Some(status) = stated.ended.clone().filter(|_| !self.ended) {
             self.ended = true;
             return Some(JobEvent::Finished { status });
         }
-        if self.progress < said.progress.0 && !said.progress.1.is_empty() && !self.ended {
-            self.progress = said.progress.0;
-            return Some(JobEvent::Progress { hosts: said.progress.1.clone() });
+        if self.progress < stated.progress.0 && !stated.progress.1.is_empty() && !self.ended {
+            self.progress = stated.progress.0;
+            return Some(JobEvent::Progress { hosts: stated.progress.1.clone() });
         }
         None
     }
 }
 
-fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+fn lock(stated: &Mutex<FeedState>) -> MutexGuard<'_, FeedState> {
     // Nothing in this file panics while it holds the lock.
-    said.lock().unwrap_or_else(PoisonError::into_inner)
+    stated.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -162,15 +162,15 @@ mod tests {
     async fn who_reads_late_or_slowly_hears_every_token_and_the_latest_progress() {
         let feed = Feed::default();
         let slow = feed.listen(Some(JobPhase::Encoding), place());
-        feed.say(JobEvent::Phase { phase: JobPhase::Recovering });
-        (1..1000).for_each(|done| feed.say(progress(done)));
+        feed.publish(JobEvent::Phase { phase: JobPhase::Recovering });
+        (1..1000).for_each(|done| feed.publish(progress(done)));
         let mut fast = feed.listen(None, place());
-        feed.say(progress(1000));
+        feed.publish(progress(1000));
         assert_eq!(fast.next().await.as_ref().map(shown).as_deref(), Some("1000 done"));
-        feed.say(JobEvent::Phase { phase: JobPhase::Decoding });
-        feed.say(token(7));
+        feed.publish(JobEvent::Phase { phase: JobPhase::Decoding });
+        feed.publish(token(7));
         let late = feed.listen(Some(JobPhase::Decoding), place());
-        feed.say(token(8));
+        feed.publish(token(8));
         drop(feed);
         assert_eq!(all(slow).await, ["Encoding", "Recovering", "Decoding", "7", "8"]);
         assert_eq!(all(late).await, ["Decoding", "7", "8"]);
@@ -187,7 +187,7 @@ mod tests {
             }
         });
         for id in 0..100 {
-            feed.say(token(id));
+            feed.publish(token(id));
             assert_eq!(heard.recv().await, Some(id.to_string()));
         }
         drop(feed);

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use crate::{
     api::{JobStatus, SessionStatus},
     error::JobError,
-    supervisor::{Supervisor, shell::event_loop::Shell, state::view::JobFilter},
+    supervisor::{Supervisor, shell::event_loop::SupervisorShell, state::view::JobFilter},
 };
 
 /// Entries that are told at once.
-const AT_ONCE: usize = 16;
+const ENTRIES_PER_STEP: usize = 16;
 
 /// Jobs of a list that are not told yet.
 pub struct JobPages {
@@ -23,11 +23,11 @@ impl JobPages {
     /// # Errors
     /// When the supervisor ends, or many others wait for it.
     pub async fn next(&mut self) -> Result<Option<Vec<JobStatus>>, JobError> {
-        let some: Vec<u64> = self.left.drain(..self.left.len().min(AT_ONCE)).collect();
+        let some: Vec<u64> = self.left.drain(..self.left.len().min(ENTRIES_PER_STEP)).collect();
         if some.is_empty() {
             return Ok(None);
         }
-        let status = move |shell: &mut Shell| {
+        let status = move |shell: &mut SupervisorShell| {
             let now = shell.now();
             some.into_iter().filter_map(|number| shell.state().job_status(now, number)).collect()
         };
@@ -47,11 +47,11 @@ impl SessionPages {
     /// # Errors
     /// When the supervisor ends, or many others wait for it.
     pub async fn next(&mut self) -> Result<Option<Vec<SessionStatus>>, JobError> {
-        let some: Vec<String> = self.left.drain(..self.left.len().min(AT_ONCE)).collect();
+        let some: Vec<String> = self.left.drain(..self.left.len().min(ENTRIES_PER_STEP)).collect();
         if some.is_empty() {
             return Ok(None);
         }
-        let status = move |shell: &mut Shell| {
+        let status = move |shell: &mut SupervisorShell| {
             let now = shell.now();
             some.iter().filter_map(|name| shell.state().session_status(now, name).ok()).collect()
         };

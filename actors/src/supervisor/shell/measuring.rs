@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Longest wait for one host.
-const PATIENCE: Duration = Duration::from_secs(120);
+const MEASURING_TIMEOUT: Duration = Duration::from_secs(120);
 /// Of so many hosts each is measured with each; of more, one of each role on each node.
 const FEW: usize = 8;
 
@@ -25,7 +25,7 @@ impl Supervisor {
         for (host, peers) in asked(&hosts) {
             let (connection, order) = (host.connection, HostCommand::Measure { peers: peers.clone() });
             let answer = self.ask(move |shell| shell.measure(connection, order)).await?;
-            let measured = match tokio::time::timeout(PATIENCE, answer).await {
+            let measured = match tokio::time::timeout(MEASURING_TIMEOUT, answer).await {
                 Ok(Ok(measured)) => measured,
                 _ => Vec::new(),
             };
@@ -100,11 +100,11 @@ mod tests {
             error: error.into(),
             ..MeasuredLink::default()
         };
-        let said = [link("c0", 1e9, ""), link("c1", 1e9, "no answer"), link("c2", f64::NAN, "")];
-        assert_eq!(speed("q", "c0", &said).bytes_per_s, Some(1e9));
-        let failed = speed("q", "c1", &said);
+        let stated = [link("c0", 1e9, ""), link("c1", 1e9, "no answer"), link("c2", f64::NAN, "")];
+        assert_eq!(speed("q", "c0", &stated).bytes_per_s, Some(1e9));
+        let failed = speed("q", "c1", &stated);
         assert_eq!((failed.bytes_per_s, failed.error.as_deref()), (None, Some("no answer")));
-        assert_eq!(speed("q", "c2", &said).bytes_per_s, None);
-        assert!(speed("q", "c3", &said).error.is_some());
+        assert_eq!(speed("q", "c2", &stated).bytes_per_s, None);
+        assert!(speed("q", "c3", &stated).error.is_some());
     }
 }

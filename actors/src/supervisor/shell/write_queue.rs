@@ -21,24 +21,24 @@ use std::{
 use crate::{
     error::JobError,
     store::{Change, StoreError, Table},
-    supervisor::{command::Command, journal::change::Decided, state::SupervisorState},
+    supervisor::{command::SupervisorCommand, journal::change::Decided, state::SupervisorState},
 };
 
 /// Time after a refused write in which none is tried: each opens and verifies the whole file.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Changes of clients that wait for their write, and bytes of them.
-const WAITING: usize = 1024;
-const WAITING_BYTES: u64 = 64 << 20;
+const QUEUED_CHANGES: usize = 1024;
+const QUEUED_CHANGE_BYTES: u64 = 64 << 20;
 
 /// Answers that wait for what they rest on, each with all that it says.
-const TOLD: usize = 512;
+const QUEUED_ANSWERS: usize = 512;
 
 /// Decides a change on the state as it is.
 pub type Decide = Box<dyn FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send>;
 /// Told how things are.
-pub type Told = Box<dyn FnOnce(&SupervisorState, Duration) + Send>;
+pub type StateCallback = Box<dyn FnOnce(&SupervisorState, Duration) + Send>;
 /// Told that a change is in force, or why it is not.
-pub type Answer = Box<dyn FnOnce(Result<(&SupervisorState, Duration), JobError>) + Send>;
+pub type ChangeCallback = Box<dyn FnOnce(Result<(&SupervisorState, Duration), JobError>) + Send>;
 
 /// What one write can change once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,15 +64,15 @@ pub struct Request {
     /// Decides it.
     pub decide: Decide,
     /// Hears what came of it.
-    pub answer: Answer,
+    pub answer: ChangeCallback,
 }
 
 /// What is to be done outside.
-pub enum Act {
+pub enum JournalAction {
     /// A command, other than to keep something.
-    Do(Box<Command>),
+    Do(Box<SupervisorCommand>),
     /// Somebody is told what was asked.
-    Tell(Told),
+    Notify(StateCallback),
 }
 
 /// The most changes of clients that one write takes. What happened it takes all, as a part of it may need the rest.
@@ -90,20 +90,20 @@ impl Default for BatchLimits {
     }
 }
 
-type Key = (Table, String);
+type ChangeKey = (Table, String);
 
 /// Something that happened: what the journal is to know of it before the rest is done.
 struct Happening {
     changes: Vec<Change>,
-    acts: Vec<Act>,
+    acts: Vec<JournalAction>,
 }
 
 /// The write under way.
-struct Batch {
+struct WriteBatch {
     /// It has the first so many of what happened.
     happenings: usize,
-    keys: BTreeSet<Key>,
-    decided: Vec<(Decided, Answer)>,
+    keys: BTreeSet<ChangeKey>,
+    decided: Vec<(Decided, ChangeCallback)>,
 }
 
 /// The queue before the journal.
@@ -113,9 +113,9 @@ pub struct Journal {
     requests: VecDeque<Request>,
     request_bytes: u64,
     happened: VecDeque<Happening>,
-    batch: Option<Batch>,
+    batch: Option<WriteBatch>,
     /// What the journal has not as it is.
-    lagging: BTreeSet<Key>,
+    lagging: BTreeSet<ChangeKey>,
     /// Since a write was refused and until one is taken: when the next may be. Something lags then.
     again: Option<Duration>,
 }
@@ -133,7 +133,7 @@ impl Journal {
 
     /// Whether so many answers wait for a slow disk that no more should.
     pub fn is_crowded(&self) -> bool {
-        self.happened.len() >= TOLD
+        self.happened.len() >= QUEUED_ANSWERS
     }
 
     /// Whether a write is under way.
@@ -147,24 +147,24 @@ impl Journal {
     }
 
     /// Takes in what an event wants done. Returns what can be done now.
-    pub fn follow(&mut self, commands: Vec<Command>) -> Vec<Act> {
+    pub fn follow(&mut self, commands: Vec<SupervisorCommand>) -> Vec<JournalAction> {
         let (mut changes, mut acts) = (Vec::new(), Vec::with_capacity(commands.len()));
         for command in commands {
             match command {
-                Command::Persist(change) => changes.push(change),
-                other => acts.push(Act::Do(Box::new(other))),
+                SupervisorCommand::Persist(change) => changes.push(change),
+                other => acts.push(JournalAction::Do(Box::new(other))),
             }
         }
         self.happen(Happening { changes, acts })
     }
 
     /// Tells somebody how things are when the journal has all that this rests on.
-    pub fn tell(&mut self, told: impl FnOnce() + Send + 'static) -> Vec<Act> {
-        let told = Act::Tell(Box::new(move |_, _| told()));
-        self.happen(Happening { changes: Vec::new(), acts: vec![told] })
+    pub fn notify(&mut self, callback: impl FnOnce() + Send + 'static) -> Vec<JournalAction> {
+        let callback = JournalAction::Notify(Box::new(move |_, _| callback()));
+        self.happen(Happening { changes: Vec::new(), acts: vec![callback] })
     }
 
-    fn happen(&mut self, happening: Happening) -> Vec<Act> {
+    fn happen(&mut self, happening: Happening) -> Vec<JournalAction> {
         if self.again.is_some() {
             self.lagging.extend(keys(&happening.changes));
             return happening.acts;
@@ -179,7 +179,7 @@ impl Journal {
     /// Takes in what a client wants changed.
     pub fn ask(&mut self, request: Request) {
         let bytes = self.request_bytes.saturating_add(request.bytes);
-        if self.requests.len() >= WAITING || (bytes > WAITING_BYTES && !self.requests.is_empty()) {
+        if self.requests.len() >= QUEUED_CHANGES || (bytes > QUEUED_CHANGE_BYTES && !self.requests.is_empty()) {
             return (request.answer)(Err(JobError::Busy));
         }
         self.request_bytes = bytes;
@@ -203,12 +203,12 @@ impl Journal {
         if changes.is_empty() {
             return None;
         }
-        self.batch = Some(Batch { happenings, keys: keys(&changes).collect(), decided });
+        self.batch = Some(WriteBatch { happenings, keys: keys(&changes).collect(), decided });
         Some(changes)
     }
 
     /// Decides what clients wait for, until the write is full.
-    fn decide(&mut self, state: &mut SupervisorState, now: Duration) -> Vec<(Decided, Answer)> {
+    fn decide(&mut self, state: &mut SupervisorState, now: Duration) -> Vec<(Decided, ChangeCallback)> {
         let (mut decided, mut later, mut bytes) = (Vec::new(), VecDeque::new(), 0);
         let (mut changed, mut asked) = (BTreeSet::new(), BTreeSet::new());
         for request in std::mem::take(&mut self.requests) {
@@ -241,7 +241,12 @@ impl Journal {
     }
 
     /// The write under way ended. Returns what is to be done now.
-    pub fn written(&mut self, state: &mut SupervisorState, now: Duration, result: Result<(), StoreError>) -> Vec<Act> {
+    pub fn written(
+        &mut self,
+        state: &mut SupervisorState,
+        now: Duration,
+        result: Result<(), StoreError>,
+    ) -> Vec<JournalAction> {
         let Some(batch) = self.batch.take() else { return Vec::new() };
         batch.decided.iter().for_each(|(decided, _)| state.unreserve(decided));
         match result {
@@ -250,21 +255,22 @@ impl Journal {
         }
     }
 
-    fn took(&mut self, batch: Batch, state: &mut SupervisorState, now: Duration) -> Vec<Act> {
+    fn took(&mut self, batch: WriteBatch, state: &mut SupervisorState, now: Duration) -> Vec<JournalAction> {
         self.again = None;
-        let mut acts: Vec<Act> = self.happened.drain(..batch.happenings).flat_map(|happening| happening.acts).collect();
+        let mut acts: Vec<JournalAction> =
+            self.happened.drain(..batch.happenings).flat_map(|happening| happening.acts).collect();
         for (mut decided, answer) in batch.decided {
             let kept = std::mem::take(&mut decided.changes);
             let mut commands = state.adopt(now, decided);
-            let persists = |command: &Command| matches!(command, Command::Persist(_));
-            let known = |command: &Command| !matches!(command, Command::Persist(change) if !kept.contains(change));
+            let persists = |command: &SupervisorCommand| matches!(command, SupervisorCommand::Persist(_));
+            let known = |command: &SupervisorCommand| !matches!(command, SupervisorCommand::Persist(change) if !kept.contains(change));
             if self.happened.is_empty() && commands.iter().all(known) {
                 // The journal has it all so, and nothing came since.
                 commands.retain(|command| !persists(command));
             }
             // It follows what happened since it was decided.
             acts.extend(self.follow(commands));
-            acts.push(Act::Tell(Box::new(move |state, now| answer(Ok((state, now))))));
+            acts.push(JournalAction::Notify(Box::new(move |state, now| answer(Ok((state, now))))));
         }
         while self.happened.front().is_some_and(|happening| happening.changes.is_empty()) {
             acts.extend(self.happened.pop_front().into_iter().flat_map(|happening| happening.acts));
@@ -272,13 +278,13 @@ impl Journal {
         acts
     }
 
-    fn refused(&mut self, batch: Batch, now: Duration, error: StoreError) -> Vec<Act> {
+    fn refused(&mut self, batch: WriteBatch, now: Duration, error: StoreError) -> Vec<JournalAction> {
         tracing::error!(%error, "the journal lags behind; what is missing is written when it takes something again");
         let lagged = self.again.replace(now + PAUSE).is_some();
         // A disk that failed while it confirmed may have it all the same.
         self.lagging.extend(batch.keys);
         let error = Arc::new(error);
-        let refuse = |answer: Answer| answer(Err(JobError::Journal(error.clone())));
+        let refuse = |answer: ChangeCallback| answer(Err(JobError::Journal(error.clone())));
         batch.decided.into_iter().for_each(|(_, answer)| refuse(answer));
         if lagged {
             self.request_bytes = 0;
@@ -293,6 +299,6 @@ impl Journal {
     }
 }
 
-fn keys(changes: &[Change]) -> impl Iterator<Item = Key> + '_ {
+fn keys(changes: &[Change]) -> impl Iterator<Item = ChangeKey> + '_ {
     changes.iter().map(|change| (change.table(), change.key().to_string()))
 }

@@ -21,9 +21,9 @@ pub struct Writer {
 }
 
 /// Calls when it goes, also when the store panics.
-struct Ended<F: Fn()>(F);
+struct WriterEnded<F: Fn()>(F);
 
-impl<F: Fn()> Drop for Ended<F> {
+impl<F: Fn()> Drop for WriterEnded<F> {
     fn drop(&mut self) {
         (self.0)();
     }
@@ -39,7 +39,7 @@ impl Writer {
         let (orders, mut inbox) = mpsc::channel::<Vec<Change>>(1);
         let (outbox, results) = sync_channel(1);
         let work = move || {
-            let ended = Ended(ended);
+            let ended = WriterEnded(ended);
             while let Some(changes) = machine::block_on(inbox.recv()) {
                 writing.store(true, Ordering::Relaxed);
                 let result = store.apply(&changes);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::SupervisorState;
 use crate::{
     api::Scheduling,
+    cluster_event::ClusterEventKind,
     error::JobError,
     metric::Observation,
-    news::News,
     supervisor::{
-        command::Command,
+        command::SupervisorCommand,
         fingerprint::Fingerprint,
         journal::change::{Decided, Effect, Submission},
         rules::{admission::hosts::HostAdmission, drain::set_scheduling, growth::SessionGrowth, teardown::Teardown},
@@ -144,13 +144,13 @@ impl SupervisorState {
         self.reserved.remove(decided.share());
     }
 
-    fn growth<'a>(&'a mut self, now: Duration, out: &'a mut Vec<Command>) -> SessionGrowth<'a> {
+    fn growth<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> SessionGrowth<'a> {
         let Self { hosts, contexts, jobs, sessions, reserved, .. } = self;
         SessionGrowth { down: Teardown { now, hosts, contexts, jobs, sessions, reserved, out } }
     }
 
     /// Brings a change into force that the journal has.
-    pub fn adopt(&mut self, now: Duration, decided: Decided) -> Vec<Command> {
+    pub fn adopt(&mut self, now: Duration, decided: Decided) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
         let of_hosts = matches!(decided.effect, Effect::Schedule(..) | Effect::Replace(..));
         match decided.effect {
@@ -158,7 +158,7 @@ impl SupervisorState {
             Effect::Submit(submission) => self.take_job(now, *submission, &mut out),
             Effect::Cancel(job) => self.loss(decided.at, &mut out).teardown().end(job, Outcome::Cancelled),
             Effect::Create(session, context) => {
-                out.push(Command::Tell(created(&session, &context)));
+                out.push(SupervisorCommand::Notify(created(&session, &context)));
                 self.sessions.take(session);
                 self.take_context(*context);
             }
@@ -178,7 +178,7 @@ impl SupervisorState {
         out
     }
 
-    fn take_job(&mut self, now: Duration, submission: Submission, out: &mut Vec<Command>) {
+    fn take_job(&mut self, now: Duration, submission: Submission, out: &mut Vec<SupervisorCommand>) {
         let Submission { mut job, context, session } = submission;
         if job.question.canary {
             self.jobs.canary = Some(job.number);
@@ -186,13 +186,13 @@ impl SupervisorState {
         let number = job.number;
         job.ready_since = self.contexts.get(job.context).is_some_and(Context::is_ready).then_some(now);
         self.numbers.note(number);
-        out.push(Command::Tell(job.submitted()));
+        out.push(SupervisorCommand::Notify(job.submitted()));
         self.jobs.insert(job);
         context.into_iter().for_each(|context| self.take_context(context));
         let Some(kept) = session else { return };
         match self.sessions.find(&kept.name).map(Session::asked) {
             Ok(asked) => {
-                out.push(Command::Observe(Observation::SessionHit));
+                out.push(SupervisorCommand::Observe(Observation::SessionHit));
                 self.growth(now, out).put_session(asked, &kept);
             }
             // It ended while the journal was written.
@@ -208,8 +208,8 @@ impl SupervisorState {
     }
 }
 
-fn created(session: &Session, context: &Context) -> News {
-    News::SessionCreated {
+fn created(session: &Session, context: &Context) -> ClusterEventKind {
+    ClusterEventKind::SessionCreated {
         session: session.name.clone(),
         context: context.number,
         method: context.plan().method.name.clone(),

@@ -8,8 +8,8 @@ use crate::{
     metric::{self, Observation},
     supervisor::{
         codes,
-        command::{Command, Stir},
-        tables::{hosts::told::Told, job::Outcome},
+        command::{SupervisorCommand, WorkChange},
+        tables::{hosts::host_report::HostReport, job::Outcome},
     },
 };
 
@@ -20,51 +20,51 @@ impl SupervisorState {
         now: Duration,
         from: u64,
         message: HostMessage,
-        out: &mut Vec<Command>,
-    ) -> Stir {
+        out: &mut Vec<SupervisorCommand>,
+    ) -> WorkChange {
         if let HostMessage::Hello(hello) = message {
             self.joining(now, out).on_hello(from, hello);
-            return Stir::Everything;
+            return WorkChange::Everything;
         }
         let Some(host) = self.hosts.by_connection(from) else {
             if self.hosts.is_node(from) {
                 return self.on_node_message(now, from, message, out);
             }
             let reason = "this host was declared dead or never said hello".to_string();
-            out.push(Command::Disconnect { connection: from, reason });
-            return Stir::Nothing;
+            out.push(SupervisorCommand::Disconnect { connection: from, reason });
+            return WorkChange::Nothing;
         };
-        out.extend(self.hosts.heard(now, host).map(Command::Tell));
+        out.extend(self.hosts.record_contact(now, host).map(SupervisorCommand::Notify));
         match message {
             HostMessage::Heartbeat { kv_bytes, idle_bytes } => {
                 let record = self.hosts.at_mut(host);
                 (record.kv_bytes, record.idle_bytes) = (kv_bytes, idle_bytes);
-                return Stir::Nothing;
+                return WorkChange::Nothing;
             }
             HostMessage::Links(mut report) => {
                 // What stands in labels is of this cluster, or not counted.
                 report.links.retain(|link| {
-                    let known = link.peer == metric::SUPERVISOR || self.hosts.by_name(&link.peer).is_some();
+                    let known = link.peer == metric::SUPERVISOR_LABEL || self.hosts.by_name(&link.peer).is_some();
                     known && metric::TRANSPORTS.contains(&link.transport.as_str())
                 });
                 report.traffic.carried.retain(|carried| metric::TRANSPORTS.contains(&carried.transport.as_str()));
                 report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
-                self.hosts.at_mut(host).told = Told::of(&report, now);
+                self.hosts.at_mut(host).reported = HostReport::of(&report, now);
                 let host = self.hosts.name(host).to_string();
-                out.push(Command::Observe(Observation::Links { host, report }));
-                return Stir::Nothing;
+                out.push(SupervisorCommand::Observe(Observation::Links { host, report }));
+                return WorkChange::Nothing;
             }
             HostMessage::Ready { numerics, model } => {
                 self.model_check(now, out).on_loaded(host, (numerics, *model));
-                return Stir::Everything;
+                return WorkChange::Everything;
             }
             HostMessage::Unfit { cause } => {
                 self.loss(now, out).lose(host, ("unfit", cause));
-                return Stir::Everything;
+                return WorkChange::Everything;
             }
             HostMessage::Progress { context, block, layers, of } => {
                 self.reports(now, out).on_progress(host, context, block, (layers, of));
-                return Stir::Nothing;
+                return WorkChange::Nothing;
             }
             HostMessage::Encoded(encoded) => self.reports(now, out).on_encoded(host, encoded),
             HostMessage::NotEncoded { context, attempt, peer_lost, code, message } => {
@@ -73,7 +73,7 @@ impl SupervisorState {
             }
             HostMessage::Token { job, index, id, text, logprobs } => {
                 self.reports(now, out).on_token(host, job, (index, (id, text, logprobs)));
-                return Stir::Nothing;
+                return WorkChange::Nothing;
             }
             HostMessage::Generated { job, tokens, stopped, text, times } => {
                 self.reports(now, out).on_generated(host, job, (tokens, stopped, text, times));
@@ -93,23 +93,29 @@ impl SupervisorState {
             HostMessage::Hello(_)
             | HostMessage::Measured { .. }
             | HostMessage::Exited { .. }
-            | HostMessage::Seen { .. } => return Stir::Nothing,
+            | HostMessage::Seen { .. } => return WorkChange::Nothing,
         }
-        Stir::Touched
+        WorkChange::Touched
     }
 
     /// What an agent says of the hosts of its node.
-    fn on_node_message(&mut self, now: Duration, from: u64, message: HostMessage, out: &mut Vec<Command>) -> Stir {
+    fn on_node_message(
+        &mut self,
+        now: Duration,
+        from: u64,
+        message: HostMessage,
+        out: &mut Vec<SupervisorCommand>,
+    ) -> WorkChange {
         match message {
             HostMessage::Exited { host, start, cause, restarting } => {
                 self.loss(now, out).on_exited(from, (&host, start), (cause, restarting));
-                Stir::Everything
+                WorkChange::Everything
             }
             HostMessage::Seen { host, start, condition } => {
                 self.loss(now, out).on_seen(from, (&host, start), condition);
-                Stir::Nothing
+                WorkChange::Nothing
             }
-            _ => Stir::Everything,
+            _ => WorkChange::Everything,
         }
     }
 }

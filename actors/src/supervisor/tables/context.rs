@@ -12,7 +12,7 @@ use crate::{
     api::{HostProgress, HostTiming, SessionState},
     messages::{EncodeShards, Encoded, ShardHolder},
     supervisor::tables::{
-        hosts::told::Address,
+        hosts::host_report::Address,
         prepared::{PreparedContext, Weight},
     },
     ticket::Ticket,
@@ -20,7 +20,7 @@ use crate::{
 
 /// Whose context it is; it goes with its owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Owner {
+pub enum ContextOwner {
     /// One job's.
     Job(u64),
     /// A session's.
@@ -29,7 +29,7 @@ pub enum Owner {
 
 /// Where a shard is.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct ShardLocation {
     /// The host that holds or encodes it.
     pub host: Option<usize>,
     /// What the host reported, once it holds it.
@@ -82,9 +82,9 @@ pub struct Placed {
     /// Times that shards were dealt.
     pub attempt: u32,
     /// Where shards are, in plan order.
-    pub places: Vec<Place>,
+    pub places: Vec<ShardLocation>,
     /// Hosts that encode a shard which another holds, to hold it instead, by block.
-    pub heirs: BTreeMap<usize, usize>,
+    pub migration_targets: BTreeMap<usize, usize>,
     /// Whether the shards of the last attempt are encoded together, passing each other something.
     pub together: bool,
     /// Whether shards that have a host are to be encoded anew with others.
@@ -131,8 +131,8 @@ impl Placed {
             began,
             first_ready: None,
             attempt: 0,
-            places: vec![Place::default(); shards],
-            heirs: BTreeMap::new(),
+            places: vec![ShardLocation::default(); shards],
+            migration_targets: BTreeMap::new(),
             together: false,
             redo: false,
             retry: Retry::default(),
@@ -153,13 +153,13 @@ pub struct Context {
     /// What it weighs.
     pub weight: Weight,
     /// Whose it is.
-    pub owner: Owner,
+    pub owner: ContextOwner,
     /// When it was taken in.
     pub taken: Duration,
     /// What opens it on its hosts.
     pub ticket: Ticket,
     /// Shards that another context has too, which counts their bytes.
-    pub lent: BTreeSet<usize>,
+    pub reused: BTreeSet<usize>,
     /// Hosts that others cannot reach, and that get none of its shards.
     pub avoid: BTreeSet<usize>,
     /// Shards that a host encoded from something else than it was to read.
@@ -169,7 +169,7 @@ pub struct Context {
     /// Whether hosts of other numerics have or had some of them.
     pub mixed_numerics: bool,
     /// Since when shards are without a host, if they are.
-    pub homeless_since: Option<Duration>,
+    pub unassigned_since: Option<Duration>,
     /// How far it is.
     pub phase: Phase,
 }
@@ -179,7 +179,7 @@ static NO_HEIRS: BTreeMap<usize, usize> = BTreeMap::new();
 
 impl Context {
     /// One taken in, whose turn has not come.
-    pub fn new((number, taken): (u64, Duration), owner: Owner, prepared: PreparedContext) -> Self {
+    pub fn new((number, taken): (u64, Duration), owner: ContextOwner, prepared: PreparedContext) -> Self {
         Self {
             number,
             weight: prepared.weight(),
@@ -187,12 +187,12 @@ impl Context {
             owner,
             taken,
             ticket: Ticket::default(),
-            lent: BTreeSet::new(),
+            reused: BTreeSet::new(),
             avoid: BTreeSet::new(),
             misread: 0,
             numerics: None,
             mixed_numerics: false,
-            homeless_since: None,
+            unassigned_since: None,
             phase: Phase::Queued { aside: false },
         }
     }
@@ -214,13 +214,13 @@ impl Context {
     }
 
     /// Where its shards are, in plan order; empty until its turn has come.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[ShardLocation] {
         self.placed().map_or(&[], |placed| &placed.places)
     }
 
     /// Hosts that encode a shard which another holds, by block.
-    pub fn heirs(&self) -> &BTreeMap<usize, usize> {
-        self.placed().map_or(&NO_HEIRS, |placed| &placed.heirs)
+    pub fn migration_targets(&self) -> &BTreeMap<usize, usize> {
+        self.placed().map_or(&NO_HEIRS, |placed| &placed.migration_targets)
     }
 
     /// Times that its shards were dealt.
@@ -256,24 +256,24 @@ impl Context {
     }
 
     /// Some of its shards are another context's as well: they are neither encoded nor counted again.
-    pub fn lend(&mut self, lent: BTreeSet<usize>) {
+    pub fn reuse(&mut self, reused: BTreeSet<usize>) {
         self.weight = self.prepared.weight();
-        let shards = lent.iter().filter_map(|block| self.prepared.plan.shards.get(*block));
+        let shards = reused.iter().filter_map(|block| self.prepared.plan.shards.get(*block));
         let rows: usize = shards.map(Shard::rows).sum();
-        let bytes: u64 = lent.iter().map(|block| self.prepared.kv_bytes(*block)).sum();
+        let bytes: u64 = reused.iter().map(|block| self.prepared.kv_bytes(*block)).sum();
         self.weight.work = self.weight.work.saturating_sub(rows.div_ceil(self.prepared.plan.hosts.max(1)) as u64);
         self.weight.kv_bytes = self.weight.kv_bytes.saturating_sub(bytes);
-        self.lent = lent;
+        self.reused = reused;
     }
 
     /// Bytes of keys and values that a shard adds to those of its host.
     pub fn kv_bytes(&self, block: usize) -> u64 {
-        if self.lent.contains(&block) { 0 } else { self.prepared.kv_bytes(block) }
+        if self.reused.contains(&block) { 0 } else { self.prepared.kv_bytes(block) }
     }
 
     /// Tokens of blocks that hosts had already.
     pub fn cached_tokens(&self) -> usize {
-        let cached = |place: &Place| place.encoded.as_ref().is_some_and(|encoded| encoded.cached);
+        let cached = |place: &ShardLocation| place.encoded.as_ref().is_some_and(|encoded| encoded.cached);
         let both = self.plan().shards.iter().zip(self.places());
         both.filter(|(_, place)| cached(place)).map(|(shard, _)| shard.block_tokens()).sum()
     }
@@ -300,14 +300,14 @@ impl Context {
 
     /// Shards that a host holds or encodes, those that move to it included.
     pub fn shards_on(&self, host: usize) -> usize {
-        let coming = self.heirs().values().filter(|heir| **heir == host);
+        let coming = self.migration_targets().values().filter(|migration_target| **migration_target == host);
         self.places().iter().filter(|place| place.host == Some(host)).count() + coming.count()
     }
 
     /// How many shards each host holds or encodes, those that move to it included, and the bytes that they keep.
     pub fn loads(&self) -> BTreeMap<usize, (usize, u64)> {
         let held = self.places().iter().enumerate().filter_map(|(block, place)| Some((place.host?, block)));
-        let coming = self.heirs().iter().map(|(block, heir)| (*heir, *block));
+        let coming = self.migration_targets().iter().map(|(block, migration_target)| (*migration_target, *block));
         let mut loads: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
         for (host, block) in held.chain(coming) {
             let (shards, bytes) = loads.entry(host).or_default();
@@ -323,22 +323,22 @@ impl Context {
 
     /// The hosts that hold or encode shards, each once.
     pub fn hosts(&self) -> BTreeSet<usize> {
-        self.places().iter().filter_map(|place| place.host).chain(self.heirs().values().copied()).collect()
+        self.places().iter().filter_map(|place| place.host).chain(self.migration_targets().values().copied()).collect()
     }
 
     /// A host has its shards no more. Returns how many it had.
     pub fn lose(&mut self, host: usize) -> usize {
         let lost = self.held_by(host);
         let Some(placed) = self.placed_mut() else { return 0 };
-        lost.iter().for_each(|&block| placed.places[block] = Place::default());
-        placed.heirs.retain(|_, heir| *heir != host);
+        lost.iter().for_each(|&block| placed.places[block] = ShardLocation::default());
+        placed.migration_targets.retain(|_, migration_target| *migration_target != host);
         lost.len()
     }
 
     /// Hosts that a host may have passed keys of something else than it was to read: who has a later shard than one that it
     /// has not reported, and so nobody has compared.
     pub fn tainted_by(&self, host: usize) -> BTreeSet<usize> {
-        let unseen = |place: &Place| place.host == Some(host) && place.encoded.is_none();
+        let unseen = |place: &ShardLocation| place.host == Some(host) && place.encoded.is_none();
         // Other exchanges begin again with all shards, whoever has them.
         let first = self.places().iter().position(unseen).filter(|_| self.is_together() && self.moves_alone());
         let later = first.map_or(&[][..], |first| &self.places()[first..]);
@@ -349,7 +349,7 @@ impl Context {
     pub fn doubt(&mut self, host: usize) {
         let Some(placed) = self.placed_mut() else { return };
         placed.places.iter_mut().filter(|place| place.host == Some(host)).for_each(|place| place.encoded = None);
-        placed.heirs.retain(|_, heir| *heir != host);
+        placed.migration_targets.retain(|_, migration_target| *migration_target != host);
     }
 
     /// Whether a shard can be encoded elsewhere while it is held: alone, from its input.
@@ -357,27 +357,30 @@ impl Context {
         matches!(self.plan().exchange, Exchange::None | Exchange::SharedPrefix { .. })
     }
 
-    /// A shard is held by its heir. Returns the host that had it, if it has none any more.
-    pub fn inherit(&mut self, block: usize, heir: usize, encoded: Encoded) -> Option<usize> {
+    /// A shard is held by its migration target. Returns the host that had it, if it has none any more.
+    pub fn inherit(&mut self, block: usize, migration_target: usize, encoded: Encoded) -> Option<usize> {
         let placed = self.placed_mut()?;
-        placed.heirs.remove(&block);
+        placed.migration_targets.remove(&block);
         let old = placed.places[block].host;
-        placed.places[block] = Place { host: Some(heir), encoded: Some(encoded) };
+        placed.places[block] = ShardLocation { host: Some(migration_target), encoded: Some(encoded) };
         placed.attempt += 1;
         old.filter(|&old| self.held_by(old).is_empty())
     }
 
-    /// A host is nobody's heir any more. Returns the hosts whose shards it was to have.
-    pub fn disinherit(&mut self, heir: usize) -> BTreeSet<usize> {
-        let Some(Placed { places, heirs, .. }) = self.placed_mut() else { return BTreeSet::new() };
-        let old = heirs.iter().filter(|(_, host)| **host == heir).filter_map(|(block, _)| places[*block].host);
+    /// A host is nobody's migration target any more. Returns the hosts whose shards it was to have.
+    pub fn disinherit(&mut self, migration_target: usize) -> BTreeSet<usize> {
+        let Some(Placed { places, migration_targets, .. }) = self.placed_mut() else { return BTreeSet::new() };
+        let old = migration_targets
+            .iter()
+            .filter(|(_, host)| **host == migration_target)
+            .filter_map(|(block, _)| places[*block].host);
         let old = old.collect();
-        heirs.retain(|_, host| *host != heir);
+        migration_targets.retain(|_, host| *host != migration_target);
         old
     }
 
     /// Shards without a host.
-    pub fn homeless(&self) -> Vec<usize> {
+    pub fn unassigned(&self) -> Vec<usize> {
         (0..self.places().len()).filter(|&block| self.places()[block].host.is_none()).collect()
     }
 
@@ -401,13 +404,13 @@ impl Context {
         let passes = self.plan().exchange != Exchange::None && blocks.len() == shards;
         let Phase::Placed(placed) = &mut self.phase else { return };
         for (&block, &host) in blocks.iter().zip(hosts) {
-            placed.places[block] = Place { host: Some(host), encoded: None };
-            placed.heirs.remove(&block);
+            placed.places[block] = ShardLocation { host: Some(host), encoded: None };
+            placed.migration_targets.remove(&block);
             placed.layers_done.remove(&(block as u32));
         }
         placed.attempt += 1;
         (placed.together, placed.redo) = (passes, false);
-        self.homeless_since = None;
+        self.unassigned_since = None;
     }
 
     /// Who has which shards, by their names and addresses.
@@ -455,7 +458,7 @@ impl Context {
     /// Whether a host has been ordered to encode a shard.
     pub fn is_ordered(&self, block: usize, host: usize) -> bool {
         let placed = self.places().get(block).is_some_and(|place| place.host == Some(host));
-        placed || self.heirs().get(&block) == Some(&host)
+        placed || self.migration_targets().get(&block) == Some(&host)
     }
 
     /// Whether a host has been ordered to encode any shard.

@@ -1,7 +1,7 @@
 //! Every context, what each host has of them, and which of them something changed for. An index follows a context when the
 //! borrow that changed it ends, so that none can be forgotten. Decides nothing.
 
-mod turns;
+mod queue;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,21 +12,21 @@ use std::{
 use crate::{
     messages::Encoded,
     supervisor::tables::{
-        context::{Context, Owner, Place, Stage},
+        context::{Context, ContextOwner, ShardLocation, Stage},
         jobs::remove_from,
     },
 };
-use turns::{Key, Turns, Waiting, kind_of_work, takes};
+use queue::{ContextQueue, KeyTurns, TenantKey, decode_seconds, kind_of_work};
 
 /// Contexts by number, with indexes.
 #[derive(Debug, Default)]
 pub struct Contexts {
     all: BTreeMap<u64, Context>,
-    index: Index,
+    index: ContextIndex,
     changed: BTreeSet<u64>,
     /// Whether a host has more room than before.
     freed: bool,
-    turns: Turns,
+    turns: KeyTurns,
     /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
     token_seconds: TokenSeconds,
 }
@@ -68,11 +68,11 @@ pub struct SessionContexts {
 type Labels = BTreeMap<String, String>;
 
 #[derive(Debug, Default, PartialEq)]
-struct Index {
+struct ContextIndex {
     /// By the keys that asked, which have their turns.
-    waiting: BTreeMap<Key, Waiting>,
+    waiting: BTreeMap<TenantKey, ContextQueue>,
     /// How many have begun of each key.
-    begun_of: BTreeMap<Key, usize>,
+    begun_of: BTreeMap<TenantKey, usize>,
     /// Contexts that wait for a host with these labels.
     aside: BTreeMap<Labels, BTreeSet<u64>>,
     incomplete: BTreeSet<u64>,
@@ -87,8 +87,8 @@ struct Index {
 
 /// What of a context the indexes know.
 #[derive(Clone, Debug, PartialEq)]
-struct Keys {
-    key: Key,
+struct ContextIndexKeys {
+    key: TenantKey,
     /// Work and arrival while it waits.
     turn: Option<(u64, Duration)>,
     /// Labels that it waits for.
@@ -104,14 +104,14 @@ struct Keys {
     hosts: BTreeMap<usize, (usize, u64)>,
 }
 
-impl Keys {
+impl ContextIndexKeys {
     fn of(context: &Context) -> Self {
         let placed = context.is_placed();
         Self {
             key: context.prepared.key.clone(),
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
             aside: context.is_aside().then(|| context.prepared.placement.labels.clone()),
-            session: matches!(context.owner, Owner::Session(_)),
+            session: matches!(context.owner, ContextOwner::Session(_)),
             stage: context.stage(),
             was_ready: context.was_ready(),
             incomplete: context
@@ -126,16 +126,16 @@ impl Keys {
 }
 
 /// A context that is being changed.
-pub struct Edit<'a> {
+pub struct ContextEdit<'a> {
     context: &'a mut Context,
-    index: &'a mut Index,
+    index: &'a mut ContextIndex,
     changed: &'a mut BTreeSet<u64>,
     freed: &'a mut bool,
-    turns: &'a mut Turns,
-    before: Keys,
+    turns: &'a mut KeyTurns,
+    before: ContextIndexKeys,
 }
 
-impl Deref for Edit<'_> {
+impl Deref for ContextEdit<'_> {
     type Target = Context;
 
     fn deref(&self) -> &Context {
@@ -143,15 +143,15 @@ impl Deref for Edit<'_> {
     }
 }
 
-impl DerefMut for Edit<'_> {
+impl DerefMut for ContextEdit<'_> {
     fn deref_mut(&mut self) -> &mut Context {
         self.context
     }
 }
 
-impl Drop for Edit<'_> {
+impl Drop for ContextEdit<'_> {
     fn drop(&mut self) {
-        let after = Keys::of(self.context);
+        let after = ContextIndexKeys::of(self.context);
         if after != self.before {
             let number = self.context.number;
             self.index.remove(number, &self.before);
@@ -161,7 +161,7 @@ impl Drop for Edit<'_> {
             *self.freed |= self.before.hosts.keys().any(less);
             if self.before.turn.is_some() && after.turn.is_none() {
                 let index = &*self.index;
-                let is_here = |key: &Key| index.waiting.contains_key(key) || index.begun_of.contains_key(key);
+                let is_here = |key: &TenantKey| index.waiting.contains_key(key) || index.begun_of.contains_key(key);
                 self.turns.took(&after.key, is_here);
             }
         }
@@ -171,7 +171,7 @@ impl Drop for Edit<'_> {
 impl Contexts {
     /// Takes a context in whose number is new.
     pub fn insert(&mut self, context: Context) {
-        self.index.insert(context.number, &Keys::of(&context));
+        self.index.insert(context.number, &ContextIndexKeys::of(&context));
         self.changed.insert(context.number);
         self.all.insert(context.number, context);
     }
@@ -179,7 +179,7 @@ impl Contexts {
     /// Forgets a context.
     pub fn remove(&mut self, number: u64) {
         let Some(context) = self.all.remove(&number) else { return };
-        self.index.remove(number, &Keys::of(&context));
+        self.index.remove(number, &ContextIndexKeys::of(&context));
         self.changed.remove(&number);
         self.freed |= context.is_placed();
     }
@@ -195,11 +195,11 @@ impl Contexts {
     }
 
     /// One context, to be changed: anything but its number, owner and plan.
-    pub fn get_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+    pub fn get_mut(&mut self, number: u64) -> Option<ContextEdit<'_>> {
         let context = self.all.get_mut(&number)?;
-        let before = Keys::of(context);
+        let before = ContextIndexKeys::of(context);
         let Self { index, changed, freed, turns, .. } = self;
-        Some(Edit { context, index, changed, freed, turns, before })
+        Some(ContextEdit { context, index, changed, freed, turns, before })
     }
 
     /// Notes a layer of a shard, which no index knows of.
@@ -211,7 +211,7 @@ impl Contexts {
 
     /// Notes that a shard's host has encoded it, which an index knows of where no other is missing.
     pub fn note_encoded(&mut self, number: u64, block: usize, encoded: Encoded) {
-        let missing = |(other, place): (usize, &Place)| other != block && place.encoded.is_none();
+        let missing = |(other, place): (usize, &ShardLocation)| other != block && place.encoded.is_none();
         let Some(placed) = self.all.get_mut(&number).and_then(Context::placed_mut) else { return };
         if placed.places.iter().enumerate().any(missing) {
             placed.places[block].encoded = Some(encoded);
@@ -282,18 +282,19 @@ impl Contexts {
     /// How many the key of the next context has begun, and the context.
     fn first_of_fewest(&self) -> Option<(usize, u64)> {
         let token_seconds = self.token_seconds.0;
-        let begun = |key: &Key| self.index.begun_of.get(key).copied().unwrap_or(0);
-        let place =
-            |(key, line): (&Key, &Waiting)| Some((begun(key), self.turns.last(key), line.first(token_seconds)?));
+        let begun = |key: &TenantKey| self.index.begun_of.get(key).copied().unwrap_or(0);
+        let place = |(key, line): (&TenantKey, &ContextQueue)| {
+            Some((begun(key), self.turns.last(key), line.first(token_seconds)?))
+        };
         self.index.waiting.iter().filter_map(place).min().map(|(begun, _, (_, number))| (begun, number))
     }
 
     /// How many waiting contexts begin before one: of other keys as many as of its own, as they take turns.
     pub fn before(&self, number: u64) -> usize {
         let token_seconds = self.token_seconds.0;
-        let Some(keys) = self.get(number).map(Keys::of) else { return 0 };
+        let Some(keys) = self.get(number).map(ContextIndexKeys::of) else { return 0 };
         let Some((own, came)) = keys.turn else { return 0 };
-        let done = (came.saturating_add(takes(own, token_seconds)), number);
+        let done = (came.saturating_add(decode_seconds(own, token_seconds)), number);
         let own = self.index.waiting.get(&keys.key).map_or(0, |line| line.before(done, token_seconds));
         let others = self.index.waiting.iter().filter(|(key, _)| **key != keys.key);
         own + others.map(|(_, line)| line.count().min(own)).sum::<usize>()
@@ -326,8 +327,8 @@ impl Contexts {
 
     /// Whether the indexes are what counting anew gives.
     pub fn agree(&self) -> bool {
-        let mut counted = Index::default();
-        self.all.values().for_each(|context| counted.insert(context.number, &Keys::of(context)));
+        let mut counted = ContextIndex::default();
+        self.all.values().for_each(|context| counted.insert(context.number, &ContextIndexKeys::of(context)));
         self.index == counted
     }
 }
@@ -340,8 +341,8 @@ impl std::ops::Index<u64> for Contexts {
     }
 }
 
-impl Index {
-    fn insert(&mut self, number: u64, keys: &Keys) {
+impl ContextIndex {
+    fn insert(&mut self, number: u64, keys: &ContextIndexKeys) {
         match (&keys.aside, keys.turn) {
             (Some(labels), _) => drop(self.aside.entry(labels.clone()).or_default().insert(number)),
             (None, Some((work, taken))) => {
@@ -372,7 +373,7 @@ impl Index {
         }
     }
 
-    fn remove(&mut self, number: u64, keys: &Keys) {
+    fn remove(&mut self, number: u64, keys: &ContextIndexKeys) {
         if let Some(labels) = &keys.aside {
             remove_from(&mut self.aside, labels, number);
         } else if let Some((work, taken)) = keys.turn
@@ -410,7 +411,7 @@ impl Index {
     }
 }
 
-impl Keys {
+impl ContextIndexKeys {
     fn begun(&self) -> usize {
         usize::from(self.turn.is_none() && (!self.session || !self.was_ready))
     }

@@ -1,18 +1,18 @@
 //! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
 pub mod given;
+pub mod host_report;
 mod judge;
 pub mod presence;
-pub mod told;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
-use given::Given;
-use judge::Judge;
-use told::{Address, Told};
+use given::SentTokens;
+use host_report::{Address, HostReport};
+use judge::LivenessJudge;
 
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
@@ -43,7 +43,7 @@ pub struct HostRecord {
     /// KV bytes of shards that lie idle, says its heartbeat.
     pub idle_bytes: u64,
     /// What its last report told.
-    pub told: Told,
+    pub reported: HostReport,
     /// What decides the bits of its results, once it is ready.
     pub numerics: Option<String>,
     /// How its node last saw its process, and when.
@@ -59,7 +59,7 @@ pub struct HostRecord {
     /// Contexts whose shards have moved away from it and that it does not know of yet, and since when.
     pub moved_away: Vec<(u64, Duration)>,
     /// What its process was sent of contexts' ids.
-    pub given: Given,
+    pub given: SentTokens,
 }
 
 /// A host that gives its work to others.
@@ -94,7 +94,7 @@ pub struct KeptHost {
     pub restarts: u32,
     /// Whether its last process was told to end.
     #[serde(default)]
-    pub told_to_end: bool,
+    pub ordered_to_end: bool,
     /// Whether it takes new work.
     pub scheduling: Scheduling,
     /// Its role, where it is no longer the configured one.
@@ -114,7 +114,7 @@ impl KeptHost {
 
 /// What a hello means.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum HelloVerdict {
     /// A process that was not known: it holds nothing.
     New,
     /// The process that was connected before, with all it holds; `Some`: its earlier connection, to be closed.
@@ -140,11 +140,11 @@ impl HostRecord {
             pid: self.hello.as_ref().map(|hello| hello.pid),
             address: self.hello.as_ref().and_then(|hello| Some(hello.endpoints.last()?.socket().to_owned())),
             endpoints: self.hello.iter().flat_map(|hello| &hello.endpoints).map(Endpoint::to_string).collect(),
-            data_links: self.told.data_links.clone(),
+            data_links: self.reported.data_links.clone(),
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
-            threads: self.told.threads,
+            threads: self.reported.threads,
             numerics: self.numerics.clone(),
-            clock_offset_s: self.told.clock_offset_s,
+            clock_offset_s: self.reported.clock_offset_s,
             kv_bytes: self.kv_bytes,
             idle_kv_bytes: self.idle_bytes,
             cause: self.cause.clone(),
@@ -192,7 +192,7 @@ pub struct Hosts {
     /// Connection of each node agent, and since when.
     nodes: BTreeMap<String, (u64, Duration)>,
     /// What is known of who judges them.
-    judge: Judge,
+    judge: LivenessJudge,
     /// When this supervisor began, for hosts that do not come back to it; later by what it could not hear.
     began: Duration,
     /// Since when there is no query host at all, if there is none.
@@ -213,7 +213,7 @@ impl Hosts {
             spoke: now,
             kv_bytes: 0,
             idle_bytes: 0,
-            told: Told::default(),
+            reported: HostReport::default(),
             numerics: None,
             seen: Default::default(),
             cause: None,
@@ -221,7 +221,7 @@ impl Hosts {
             kept: KeptHost::default(),
             drain: None,
             moved_away: Vec::new(),
-            given: Given::default(),
+            given: SentTokens::default(),
         };
         let records = specs.iter().map(record).collect();
         let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
@@ -233,7 +233,7 @@ impl Hosts {
             by_connection,
             started_as,
             nodes,
-            judge: Judge::default(),
+            judge: LivenessJudge::default(),
             began: now,
             no_query_host_since: None,
             accusers: BTreeMap::new(),
@@ -304,10 +304,10 @@ impl Hosts {
     }
 
     /// Judges a hello. A process declared dead does not come back; only a new one of its host does, and gets another number.
-    pub fn judge(&self, hello: &Hello, cluster: u64) -> Admission {
+    pub fn judge(&self, hello: &Hello, cluster: u64) -> HelloVerdict {
         let name = &hello.name;
         let Some(host) = self.by_name(name) else {
-            return Admission::Refused(format!("no host named {name} is in the cluster file"));
+            return HelloVerdict::Refused(format!("no host named {name} is in the cluster file"));
         };
         let (record, role) = (self.at(host), self.started_as[host]);
         let is_new = hello.cluster == 0 && hello.incarnation == 0;
@@ -315,36 +315,36 @@ impl Hosts {
             format!("{name} is a {role:?} host in the cluster file, expected that and got {:?}", hello.role)
         } else if hello.cluster != cluster && !is_new {
             format!("{name} worked for another cluster or an earlier journal of it")
-        } else if let Err(cause) = told::check_endpoints(&hello.endpoints) {
+        } else if let Err(cause) = host_report::check_endpoints(&hello.endpoints) {
             format!("{name}: {cause}")
         } else {
             return self.judge_process(record, hello, is_new);
         };
-        Admission::Refused(refused)
+        HelloVerdict::Refused(refused)
     }
 
-    fn judge_process(&self, record: &HostRecord, hello: &Hello, is_new: bool) -> Admission {
+    fn judge_process(&self, record: &HostRecord, hello: &Hello, is_new: bool) -> HelloVerdict {
         let (name, got) = (&hello.name, hello.incarnation);
         let KeptHost { incarnation, fenced, start, .. } = record.kept;
         if !is_new {
             return match got {
-                _ if got > incarnation => Admission::Refused(format!(
+                _ if got > incarnation => HelloVerdict::Refused(format!(
                     "incarnation {got} of {name} was never given, expected at most {incarnation}"
                 )),
-                _ if got <= fenced || got < incarnation => Admission::Refused(format!(
+                _ if got <= fenced || got < incarnation => HelloVerdict::Refused(format!(
                     "incarnation {got} of {name} was declared dead or replaced; only one after {} is taken",
                     fenced.max(incarnation - 1)
                 )),
-                _ => Admission::Back(record.connection),
+                _ => HelloVerdict::Back(record.connection),
             };
         }
         match record.connection {
             // What an earlier process said on its way to the end came late.
             Some(_) if hello.start < start => {
-                Admission::Refused(format!("process {} of {name} is followed by {start} already", hello.start))
+                HelloVerdict::Refused(format!("process {} of {name} is followed by {start} already", hello.start))
             }
-            _ if record.hello.is_some() && record.health != HostHealth::Dead => Admission::Successor,
-            _ => Admission::New,
+            _ if record.hello.is_some() && record.health != HostHealth::Dead => HelloVerdict::Successor,
+            _ => HelloVerdict::New,
         }
     }
 
@@ -356,17 +356,17 @@ impl Hosts {
         self.by_connection.insert(connection, host);
         let record = &mut self.records[host];
         if hello.incarnation == 0 {
-            let planned = record.kept.told_to_end || record.kept.scheduling != Scheduling::Open;
+            let planned = record.kept.ordered_to_end || record.kept.scheduling != Scheduling::Open;
             let lost = record.kept.incarnation > 0 && !planned;
             record.kept.restarts = record.kept.restarts.saturating_add(u32::from(lost));
-            record.kept.told_to_end = false;
+            record.kept.ordered_to_end = false;
             record.kept.incarnation += 1;
             record.kept.start = hello.start;
         }
         record.health = HostHealth::Loading;
         (record.connection, record.hello) = (Some(connection), Some(hello));
         (record.last_heard, record.spoke) = (now, now);
-        record.given = Given::default();
+        record.given = SentTokens::default();
         (record.cause, record.numerics) = (None, None);
         record.seen = Default::default();
         host
@@ -378,9 +378,9 @@ impl Hosts {
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
         (record.kv_bytes, record.idle_bytes) = (0, 0);
-        record.told = Told::default();
+        record.reported = HostReport::default();
         record.seen = Default::default();
-        record.given = Given::default();
+        record.given = SentTokens::default();
         record.cause = Some(cause);
         self.unplug(host)
     }

@@ -13,15 +13,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
+    cluster_event::{ClusterEventKind, JobName},
     messages::TokenChoice,
     metric::Observation,
-    news::{JobName, News},
     supervisor::{fingerprint::Fingerprint, tables::prepared::PreparedContext},
     trace::JobTrace,
 };
 
 /// Bytes that a job takes beside its texts and tokens, about.
-const OVERHEAD: u64 = 1024;
+const JOB_OVERHEAD_BYTES: u64 = 1024;
 
 /// What a query host needs beside the context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub struct Question {
     pub timeout: Option<Duration>,
     /// What of a session's context it gets anew.
     #[serde(default)]
-    pub anew: Option<Box<Anew>>,
+    pub refresh_order: Option<Box<RefreshChoice>>,
     /// Whether it is one of the cluster's own test, which goes before what waits for that to pass.
     #[serde(skip)]
     pub canary: bool,
@@ -48,7 +48,7 @@ pub struct Question {
 
 /// What a question gets anew, chosen while its session had a certain context.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Anew {
+pub struct RefreshChoice {
     /// Number of the context.
     pub context: u64,
     /// Its tokens, and the keys that they stand for.
@@ -57,15 +57,15 @@ pub struct Anew {
 
 impl Question {
     /// What a query host says of a token's probability, no more than was asked for; nothing where it was not.
-    pub fn told(&self, logprobs: Option<Box<TokenLogprobs>>) -> Option<Box<TokenLogprobs>> {
+    pub fn reported(&self, logprobs: Option<Box<TokenLogprobs>>) -> Option<Box<TokenLogprobs>> {
         let wanted = self.choice.logprobs?;
-        let mut told = logprobs?;
-        told.top.truncate(wanted as usize);
-        Some(told)
+        let mut reported = logprobs?;
+        reported.top.truncate(wanted as usize);
+        Some(reported)
     }
 }
 
-impl Anew {
+impl RefreshChoice {
     fn bytes(&self) -> usize {
         let runs: usize = self.refresh.hidden.iter().map(|hidden| size_of_val(&hidden.runs[..])).sum();
         size_of_val(&self.refresh.shard.prefix[..]) + runs
@@ -200,9 +200,9 @@ pub struct Job {
     /// The host that generates, once chosen.
     pub query_host: Option<usize>,
     /// Attempt of the context whose holders the query host was told.
-    pub told_attempt: u32,
+    pub ordered_attempt: u32,
     /// Hosts that the query host got no answer from since the last token, how often that was acted upon, and when last.
-    pub stalls: Stalls,
+    pub stalls: QueryStalls,
     /// Hosts that answered what cannot be right, the last with what it was.
     pub accused: Vec<(usize, String)>,
     /// Hosts that could reach nobody when they generated for it.
@@ -214,7 +214,7 @@ pub struct Job {
     /// Whether somebody wants to hear how it goes on.
     pub watched: bool,
     /// When it was submitted and entered each phase.
-    pub clock: Clock,
+    pub clock: PhaseTimes,
     /// Recoveries under way: place in the status, and when the loss was declared.
     open: Vec<(usize, Duration)>,
     /// The phase that it goes back to.
@@ -223,7 +223,7 @@ pub struct Job {
 
 /// What a query host did not get answers from, since the last token.
 #[derive(Clone, Debug, Default)]
-pub struct Stalls {
+pub struct QueryStalls {
     /// Hosts that did not answer.
     pub hosts: BTreeSet<usize>,
     /// How often that was acted upon.
@@ -234,7 +234,7 @@ pub struct Stalls {
 
 /// When a job entered each phase.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Clock {
+pub struct PhaseTimes {
     /// Taken in.
     pub submitted: Duration,
     /// Phase 1 began.
@@ -260,7 +260,7 @@ pub struct Restored {
     /// What it asks.
     pub question: Question,
     /// When it entered each phase.
-    pub clock: Clock,
+    pub clock: PhaseTimes,
     /// The phase that it was in.
     pub phase: JobPhase,
 }
@@ -273,7 +273,7 @@ impl Job {
         (facts, cached_tokens): (JobFacts, usize),
         prepared: &PreparedJob,
     ) -> Self {
-        let clock = Clock { submitted: now, ..Clock::default() };
+        let clock = PhaseTimes { submitted: now, ..PhaseTimes::default() };
         let progress = JobProgress::new(cached_tokens);
         let phase = JobPhase::Queued;
         let restored = Restored { number, context, facts, progress, question: prepared.question.clone(), clock, phase };
@@ -292,7 +292,7 @@ impl Job {
             key: None,
             question,
             query_host: None,
-            told_attempt: 0,
+            ordered_attempt: 0,
             stalls: Default::default(),
             accused: Vec::new(),
             avoid: BTreeSet::new(),
@@ -325,9 +325,9 @@ impl Job {
             JobPhase::Queued | JobPhase::Recovering => return false,
         };
         clock.get_or_insert(now);
-        let news = self.phase != phase;
+        let update = self.phase != phase;
         self.phase = phase;
-        news && self.open.is_empty()
+        update && self.open.is_empty()
     }
 
     /// The phase that it is in, or goes back to when it has recovered.
@@ -370,14 +370,16 @@ impl Job {
         let part = match self.has_ended() {
             false => {
                 let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
-                4 * self.question.query_ids.len() + stops + self.question.anew.as_ref().map_or(0, |anew| anew.bytes())
+                4 * self.question.query_ids.len()
+                    + stops
+                    + self.question.refresh_order.as_ref().map_or(0, |refresh_order| refresh_order.bytes())
             }
             true => {
                 let logprobs = self.progress.logprobs.iter().map(TokenLogprobs::bytes).sum::<usize>();
                 4 * (self.question.query_ids.len() + self.progress.tokens.len()) + self.progress.text.len() + logprobs
             }
         };
-        OVERHEAD + (text + part) as u64
+        JOB_OVERHEAD_BYTES + (text + part) as u64
     }
 
     /// Marks the end.
@@ -447,7 +449,7 @@ impl Job {
             Some(from) => to.unwrap_or(end).saturating_sub(from).as_secs_f64(),
             None => 0.0,
         };
-        let Clock { submitted, encoding, querying, decoding, ended } = self.clock.clone();
+        let PhaseTimes { submitted, encoding, querying, decoding, ended } = self.clock.clone();
         Timings {
             queue_s: span(Some(submitted), encoding),
             encode_s: span(encoding, querying),
@@ -464,9 +466,9 @@ impl Job {
     }
 
     /// That it was taken in.
-    pub fn submitted(&self) -> News {
+    pub fn submitted(&self) -> ClusterEventKind {
         let JobFacts { session, method, context_tokens, query_tokens, .. } = &self.facts;
-        News::JobSubmitted {
+        ClusterEventKind::JobSubmitted {
             job: self.name(),
             context: self.context,
             session: session.clone(),
@@ -477,16 +479,16 @@ impl Job {
     }
 
     /// That hosts work on it, where they did not before.
-    pub fn started(&self, now: Duration) -> Option<News> {
+    pub fn started(&self, now: Duration) -> Option<ClusterEventKind> {
         let queue_s = now.saturating_sub(self.clock.submitted).as_secs_f64();
-        (self.progress.state == JobState::Pending).then(|| News::JobStarted { job: self.name(), queue_s })
+        (self.progress.state == JobState::Pending).then(|| ClusterEventKind::JobStarted { job: self.name(), queue_s })
     }
 
     /// That it is over.
-    pub fn ended(&self) -> News {
+    pub fn ended(&self) -> ClusterEventKind {
         let JobProgress { state, tokens, error, .. } = &self.progress;
         let (code, timings) = (error.as_ref().map(|error| error.code.clone()), self.timings(Duration::ZERO));
-        News::JobEnded { job: self.name(), state: *state, code, tokens: tokens.len(), timings }
+        ClusterEventKind::JobEnded { job: self.name(), state: *state, code, tokens: tokens.len(), timings }
     }
 
     /// What its end adds to the metrics.

@@ -10,16 +10,16 @@ use std::{
 use crate::{api::JobState, supervisor::tables::job::Job};
 
 /// A job without a host that could be generated: since when, and its number.
-pub type Unhoused = (Duration, u64);
+pub type UnassignedJob = (Duration, u64);
 
 /// Places in the lines of keys: jobs up to there were looked at.
-pub type Passed = BTreeMap<Option<String>, Unhoused>;
+pub type Passed = BTreeMap<Option<String>, UnassignedJob>;
 
 /// Jobs by number, with indexes.
 #[derive(Debug, Default)]
 pub struct Jobs {
     all: BTreeMap<u64, Job>,
-    index: Index,
+    index: JobIndex,
     /// Whether what was accepted waits until a self-test has passed.
     pub held: bool,
     /// The job of that test that was taken in last.
@@ -28,14 +28,14 @@ pub struct Jobs {
 
 /// What is looked up other than by number. Times stand before numbers where the earliest is asked for.
 #[derive(Debug, Default, PartialEq)]
-struct Index {
+struct JobIndex {
     by_id: HashMap<String, u64>,
     by_state: [BTreeSet<u64>; 5],
     of_context: BTreeMap<u64, BTreeSet<u64>>,
     watched_of: BTreeMap<u64, BTreeSet<u64>>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
     /// By the keys that asked.
-    unhoused: BTreeMap<Option<String>, BTreeSet<Unhoused>>,
+    unassigned_jobs: BTreeMap<Option<String>, BTreeSet<UnassignedJob>>,
     /// Jobs that hosts generate for, by the keys that asked.
     generating: BTreeMap<Option<String>, usize>,
     limits: BTreeSet<(Duration, u64)>,
@@ -47,7 +47,7 @@ struct Index {
 
 /// What of a job the indexes know.
 #[derive(Clone, Debug, PartialEq)]
-struct Keys {
+struct JobIndexKeys {
     key: Option<String>,
     state: JobState,
     context: u64,
@@ -60,7 +60,7 @@ struct Keys {
     bytes: u64,
 }
 
-impl Keys {
+impl JobIndexKeys {
     fn of(job: &Job) -> Self {
         Self {
             key: job.key.clone(),
@@ -78,13 +78,13 @@ impl Keys {
 }
 
 /// A job that is being changed.
-pub struct Edit<'a> {
+pub struct JobEdit<'a> {
     job: &'a mut Job,
-    index: &'a mut Index,
-    before: Keys,
+    index: &'a mut JobIndex,
+    before: JobIndexKeys,
 }
 
-impl Deref for Edit<'_> {
+impl Deref for JobEdit<'_> {
     type Target = Job;
 
     fn deref(&self) -> &Job {
@@ -92,15 +92,15 @@ impl Deref for Edit<'_> {
     }
 }
 
-impl DerefMut for Edit<'_> {
+impl DerefMut for JobEdit<'_> {
     fn deref_mut(&mut self) -> &mut Job {
         self.job
     }
 }
 
-impl Drop for Edit<'_> {
+impl Drop for JobEdit<'_> {
     fn drop(&mut self) {
-        let after = Keys::of(self.job);
+        let after = JobIndexKeys::of(self.job);
         if after != self.before {
             self.index.remove(self.job.number, &self.before);
             self.index.insert(self.job.number, &after);
@@ -112,14 +112,14 @@ impl Jobs {
     /// Takes a job in whose number is new.
     pub fn insert(&mut self, job: Job) {
         self.index.by_id.insert(job.facts.id.clone(), job.number);
-        self.index.insert(job.number, &Keys::of(&job));
+        self.index.insert(job.number, &JobIndexKeys::of(&job));
         self.all.insert(job.number, job);
     }
 
     /// Forgets a job.
     pub fn remove(&mut self, number: u64) {
         let Some(job) = self.all.remove(&number) else { return };
-        self.index.remove(number, &Keys::of(&job));
+        self.index.remove(number, &JobIndexKeys::of(&job));
         self.index.by_id.remove(&job.facts.id);
     }
 
@@ -129,7 +129,7 @@ impl Jobs {
     }
 
     /// One job that hosts work on, to be changed.
-    pub fn running_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+    pub fn running_mut(&mut self, number: u64) -> Option<JobEdit<'_>> {
         self.get_mut(number).filter(|job| job.is_running())
     }
 
@@ -139,13 +139,13 @@ impl Jobs {
     }
 
     /// One job, to be changed: anything but its number, id and context.
-    pub fn get_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+    pub fn get_mut(&mut self, number: u64) -> Option<JobEdit<'_>> {
         let job = self.all.get_mut(&number)?;
-        Some(Edit { before: Keys::of(job), job, index: &mut self.index })
+        Some(JobEdit { before: JobIndexKeys::of(job), job, index: &mut self.index })
     }
 
     /// A job that has not ended, to be changed.
-    pub fn open_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+    pub fn open_mut(&mut self, number: u64) -> Option<JobEdit<'_>> {
         self.get_mut(number).filter(|job| !job.has_ended())
     }
 
@@ -213,28 +213,28 @@ impl Jobs {
     }
 
     /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
-    pub fn next_unhoused(&self, passed: &Passed) -> Option<Unhoused> {
-        let first = |(key, line): (&Option<String>, &BTreeSet<Unhoused>)| {
+    pub fn next_unassigned(&self, passed: &Passed) -> Option<UnassignedJob> {
+        let first = |(key, line): (&Option<String>, &BTreeSet<UnassignedJob>)| {
             let after = passed.get(key).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
             Some((self.generating_of(key), *line.range((after, Bound::Unbounded)).next()?))
         };
-        self.index.unhoused.iter().filter_map(first).min().map(|(_, place)| place)
+        self.index.unassigned_jobs.iter().filter_map(first).min().map(|(_, place)| place)
     }
 
     /// The job without a host that could be generated for the longest.
-    pub fn longest_unhoused(&self) -> Option<Unhoused> {
-        self.index.unhoused.values().filter_map(BTreeSet::first).min().copied()
+    pub fn longest_unhoused(&self) -> Option<UnassignedJob> {
+        self.index.unassigned_jobs.values().filter_map(BTreeSet::first).min().copied()
     }
 
     /// How many are generated before a job, or would be: of other keys as many as of its own, as they take turns.
-    pub fn unhoused_before(&self, number: u64) -> usize {
+    pub fn unassigned_before(&self, number: u64) -> usize {
         let Some(job) = self.get(number) else { return 0 };
-        let before = |line: &BTreeSet<Unhoused>| match job.ready_since {
+        let before = |line: &BTreeSet<UnassignedJob>| match job.ready_since {
             Some(since) => line.range(..(since, number)).count(),
             None => line.len(),
         };
-        let own = self.index.unhoused.get(&job.key).map_or(0, before);
-        let others = self.index.unhoused.iter().filter(|(key, _)| **key != job.key);
+        let own = self.index.unassigned_jobs.get(&job.key).map_or(0, before);
+        let others = self.index.unassigned_jobs.iter().filter(|(key, _)| **key != job.key);
         own + others.map(|(_, line)| line.len().min(own)).sum::<usize>()
     }
 
@@ -266,17 +266,17 @@ impl Jobs {
 
     /// Whether the indexes are what counting anew gives.
     pub fn agree(&self) -> bool {
-        let mut counted = Index::default();
+        let mut counted = JobIndex::default();
         for job in self.all.values() {
             counted.by_id.insert(job.facts.id.clone(), job.number);
-            counted.insert(job.number, &Keys::of(job));
+            counted.insert(job.number, &JobIndexKeys::of(job));
         }
         self.index == counted
     }
 }
 
-impl Index {
-    fn insert(&mut self, number: u64, keys: &Keys) {
+impl JobIndex {
+    fn insert(&mut self, number: u64, keys: &JobIndexKeys) {
         self.by_state[keys.state as usize].insert(number);
         if let Some(ended) = keys.ended {
             self.ended.insert((ended, number));
@@ -298,13 +298,13 @@ impl Index {
                 *self.generating.entry(keys.key.clone()).or_default() += 1;
             }
             (None, Some(since)) => {
-                self.unhoused.entry(keys.key.clone()).or_default().insert((since, number));
+                self.unassigned_jobs.entry(keys.key.clone()).or_default().insert((since, number));
             }
             (None, None) => {}
         }
     }
 
-    fn remove(&mut self, number: u64, keys: &Keys) {
+    fn remove(&mut self, number: u64, keys: &JobIndexKeys) {
         self.by_state[keys.state as usize].remove(&number);
         if let Some(ended) = keys.ended {
             self.ended.remove(&(ended, number));
@@ -328,7 +328,7 @@ impl Index {
                     }
                 }
             }
-            (None, Some(since)) => remove_from(&mut self.unhoused, &keys.key, (since, number)),
+            (None, Some(since)) => remove_from(&mut self.unassigned_jobs, &keys.key, (since, number)),
             (None, None) => {}
         }
     }

@@ -2,7 +2,6 @@
 
 pub mod context;
 pub mod contexts;
-pub mod homes;
 pub mod hosts;
 pub mod job;
 pub mod jobs;
@@ -11,3 +10,4 @@ pub mod numbers;
 pub mod prepared;
 pub mod reserved;
 pub mod sessions;
+pub mod shard_homes;

@@ -14,7 +14,7 @@ pub struct ModelMark {
 
 impl ModelMark {
     /// Whether what was begun under this can go on under `now`.
-    pub fn goes_on(&self, now: &Self) -> bool {
+    pub fn is_compatible_with(&self, now: &Self) -> bool {
         let differ = matches!((&self.weights, &now.weights), (Some(then), Some(now)) if then != now);
         self.front == now.front && !differ
     }

@@ -7,12 +7,12 @@ use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    messages::Anew,
+    messages::RefreshOrder,
     supervisor::{placement::PlacementPolicy, tables::sessions::text::SessionText},
 };
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
-const OVERHEAD: u64 = 256;
+const SHARD_OVERHEAD_BYTES: u64 = 256;
 /// Tokens that CPUs allot memory for keys and values for at once.
 pub const KV_BLOCK: usize = 128;
 
@@ -62,9 +62,9 @@ impl PreparedContext {
     }
 
     /// What of it a question gets anew, as who generates is told.
-    pub fn anew(&self, Refresh { shard, hidden }: &Refresh) -> Option<Box<Anew>> {
+    pub fn refresh_order(&self, Refresh { shard, hidden }: &Refresh) -> Option<Box<RefreshOrder>> {
         let ids = shard.input(&*self.ids).ok()?.ids;
-        Some(Box::new(Anew { shard: shard.clone(), ids, hidden: hidden.clone() }))
+        Some(Box::new(RefreshOrder { shard: shard.clone(), ids, hidden: hidden.clone() }))
     }
 
     /// The checksums of what shards read, by which hosts that hold the same are found.
@@ -92,9 +92,9 @@ impl PreparedContext {
 
     /// Bytes that its plan and its ids take here.
     pub fn bytes(&self) -> u64 {
-        let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + OVERHEAD;
+        let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + SHARD_OVERHEAD_BYTES;
         let text = self.text.as_ref().map_or(0, |text| text.bytes());
-        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + text + OVERHEAD
+        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + text + SHARD_OVERHEAD_BYTES
     }
 
     /// What of it never changes, counted once.

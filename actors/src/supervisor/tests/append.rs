@@ -7,9 +7,9 @@ use serde_json::json;
 use super::{Cluster, config, encoded, prepared_of, seconds};
 use crate::{
     api::{JobState, SessionState, SessionStatus},
+    cluster_event::ClusterEventKind,
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
-    news::News,
     supervisor::{PreparedContext, Recovery, Source, SupervisorConfig},
 };
 
@@ -42,7 +42,7 @@ fn status(cluster: &Cluster) -> SessionStatus {
 fn answered(cluster: &mut Cluster, job: u64) {
     cluster.token(3, job, 0, 7);
     let (tokens, stopped, text, times) = (1, true, String::new(), Box::default());
-    cluster.say(3, HostMessage::Generated { job, tokens, stopped, text, times });
+    cluster.deliver(3, HostMessage::Generated { job, tokens, stopped, text, times });
     assert_eq!(cluster.status(job).state, JobState::Succeeded);
 }
 
@@ -108,12 +108,12 @@ fn a_session_that_was_ready_is_not_ready_anew_after_a_restart() {
     for at in 0..3 {
         cluster.join(at, 2);
     }
-    cluster.news.clear();
+    cluster.update.clear();
     cluster.now = 17.0;
     cluster.encode();
     assert_eq!((status(&cluster).state, status(&cluster).encode_s), (SessionState::Ready, 0.5));
-    let again = |news: &&News| matches!(news, News::SessionReady { .. });
-    assert_eq!(cluster.news.iter().filter(again).count(), 0, "{:?}", cluster.news);
+    let again = |update: &&ClusterEventKind| matches!(update, ClusterEventKind::SessionReady { .. });
+    assert_eq!(cluster.update.iter().filter(again).count(), 0, "{:?}", cluster.update);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn an_append_that_cannot_be_is_refused_and_the_session_stays() {
     let grown = append(&mut cluster, 120).expect("there is room");
     assert_eq!(code(append(&mut cluster, 130)), "session_busy", "one at a time");
     // A shard of another size than planned.
-    cluster.say(2, HostMessage::Encoded(encoded(grown, 3, 29)));
+    cluster.deliver(2, HostMessage::Encoded(encoded(grown, 3, 29)));
     assert_eq!(status(&cluster).append_error.expect("it failed").code, "shard_mismatch");
     assert_eq!((status(&cluster).state, status(&cluster).context_tokens), (SessionState::Ready, 75));
     assert!(cluster.state.contexts.get(grown).is_none());
@@ -162,7 +162,7 @@ fn a_session_that_ends_while_it_grows_leaves_nothing() {
         assert!(cluster.state.contexts.numbers().is_empty(), "{expires}");
         let of_contexts = |key: &str| key.contains(&format!("{grown:020}"));
         assert!(!cluster.journal.iter().any(|entry| of_contexts(&entry.key)), "{expires}");
-        cluster.say(1, HostMessage::Encoded(encoded(grown, 0, 30)));
+        cluster.deliver(1, HostMessage::Encoded(encoded(grown, 0, 30)));
         let gone = if expires { "session_expired" } else { "session_not_found" };
         assert_eq!(append(&mut cluster, 120).expect_err("it is over").code(), gone);
     }
@@ -173,7 +173,7 @@ fn a_lost_host_of_a_session_and_of_what_is_appended_to_it_fails_both_where_nobod
     let mut cluster = session(SupervisorConfig { recovery: Recovery::Fail, ..config(2, 0) }, 75);
     cluster.encode();
     let grown = append(&mut cluster, 120).expect("taken");
-    cluster.say(1, HostMessage::Encoded(encoded(grown, 0, 30)));
+    cluster.deliver(1, HostMessage::Encoded(encoded(grown, 0, 30)));
     cluster.tick(2.5, &[2, 3]);
     assert_eq!(status(&cluster).state, SessionState::Failed);
     assert_eq!(status(&cluster).error.expect("it failed").code, "host_lost");

@@ -92,7 +92,7 @@ fn a_new_process_has_no_ids_and_the_journal_has_all() {
     cluster.hello(2, 1, CLUSTER, (&[], &[]));
     cluster.take_sent();
     for connection in [102, 1, 3] {
-        cluster.say(connection, super::ready());
+        cluster.deliver(connection, super::ready());
     }
     let sent = cluster.ids_sent();
     let all: std::collections::BTreeSet<u32> = sent.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
@@ -105,7 +105,7 @@ fn a_host_that_reads_something_else_is_found_out_before_anybody_asks_it() {
     let mut cluster = Cluster::ready(star());
     let job = cluster.submit(None);
     let misread = Encoded { digest: 1, ..encoded(job, 0, 30) };
-    cluster.say(1, HostMessage::Encoded(misread.clone()));
+    cluster.deliver(1, HostMessage::Encoded(misread.clone()));
     assert!(cluster.closed.contains(&1), "it is fenced");
     assert!(cluster.sent.iter().any(|(_, command)| matches!(command, HostCommand::Kill { host, .. } if host == "c0")));
     cluster.sent.retain(|(to, _)| *to != 1);
@@ -130,7 +130,7 @@ fn sharing() -> (Cluster, u64, Vec<usize>) {
 
 fn exits(cluster: &mut Cluster, host: usize) {
     let (host, cause) = (format!("c{host}"), "signal 9".into());
-    cluster.say(super::NODE, HostMessage::Exited { host, start: 1, cause, restarting: true });
+    cluster.deliver(super::NODE, HostMessage::Exited { host, start: 1, cause, restarting: true });
 }
 
 fn shards(orders: &[(u64, EncodeShards)]) -> usize {
@@ -144,7 +144,7 @@ fn what_a_host_passed_before_it_was_compared_goes_with_it() {
     assert_ne!(hosts[0], hosts[last]);
     cluster.take_sent();
     let kept = cluster.state.contexts[job].plan().shards[last].kept_tokens() as u64;
-    cluster.say(connection(hosts[last], 1), HostMessage::Encoded(encoded(job, last as u32, kept)));
+    cluster.deliver(connection(hosts[last], 1), HostMessage::Encoded(encoded(job, last as u32, kept)));
     exits(&mut cluster, hosts[0]);
     assert!(cluster.sent.contains(&(connection(hosts[last], 1), HostCommand::Release { context: job })));
     assert_eq!(shards(&cluster.encode()), hosts.len());
@@ -161,10 +161,10 @@ fn what_a_host_passed_stays_once_all_was_compared() {
             cluster.restart();
             for host in (0..4).filter(|host| *host != hosts[0]) {
                 cluster.hello(host, 1, CLUSTER, (&[job], &[]));
-                cluster.say(connection(host, 1), super::ready());
+                cluster.deliver(connection(host, 1), super::ready());
             }
             let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-            cluster.say(super::NODE, HostMessage::Hello(hello));
+            cluster.deliver(super::NODE, HostMessage::Hello(hello));
             let left = hosts.iter().filter(|host| **host != hosts[0]).count();
             assert_eq!(shards(&cluster.encode()), left, "they hold them, and say so again");
         }
@@ -185,7 +185,7 @@ fn where_every_host_reads_something_else_the_context_fails() {
         // The query host does it where no other can.
         let host =
             cluster.state.contexts.get(job).and_then(|context| context.places()[0].host).expect("it is tried again");
-        cluster.say(connection(host, 1), HostMessage::Encoded(misread.clone()));
+        cluster.deliver(connection(host, 1), HostMessage::Encoded(misread.clone()));
     }
     assert_eq!(cluster.status(job).error.expect("it failed").code, "input_mismatch");
 }

@@ -264,9 +264,9 @@ fn a_refused_write_refuses_what_it_had_and_what_is_decided_counts_before_it_is_i
     assert!(disk.writing.is_none(), "it does not try again at once");
     (0..10).for_each(|_| disk.ask(Step::Submit));
     disk.settle();
-    let told = codes(&disk);
-    assert_eq!(told.iter().filter(|code| **code == "taken").count(), 10, "{told:?}");
-    assert_eq!(told.iter().filter(|code| **code == "overloaded").count(), 1, "{told:?}");
+    let reported = codes(&disk);
+    assert_eq!(reported.iter().filter(|code| **code == "taken").count(), 10, "{reported:?}");
+    assert_eq!(reported.iter().filter(|code| **code == "overloaded").count(), 1, "{reported:?}");
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn answers_that_wait_for_a_slow_disk_are_few() {
     let mut disk = ten_waiting();
     disk.ask(Step::Die(0));
     let asked = (0..10_000).find(|_| {
-        assert!(disk.queue().tell(|| ()).is_empty(), "it waits for what the host's end is to leave in the journal");
+        assert!(disk.queue().notify(|| ()).is_empty(), "it waits for what the host's end is to leave in the journal");
         disk.queue().is_crowded()
     });
     assert!(asked.is_some_and(|asked| asked < 1000), "{asked:?}");

@@ -6,7 +6,7 @@ const HUGE: u64 = 9_000_000_000_000_000_000;
 
 fn refusal(cluster: &mut Cluster, hello: Hello) -> String {
     cluster.sent.clear();
-    cluster.say(700, HostMessage::Hello(hello));
+    cluster.deliver(700, HostMessage::Hello(hello));
     match cluster.take_sent().pop() {
         Some((700, HostCommand::Refuse { reason })) => reason,
         other => panic!("{other:?}"),
@@ -38,14 +38,14 @@ fn a_number_of_a_start_that_cannot_be_is_over_with_its_process() {
         endpoints: vec![Endpoint::new("quic", "127.0.0.1:1")],
         ..Hello::default()
     };
-    cluster.say(700, HostMessage::Hello(own));
+    cluster.deliver(700, HostMessage::Hello(own));
     cluster.hello(0, 2, 0, (&[], &[]));
     let late = matches!(cluster.take_sent().pop(), Some((_, HostCommand::Refuse { .. })));
     assert!(late, "while that process is there, an earlier one is taken for late");
-    cluster.event(Event::Disconnected { connection: 700, cause: "reset".into() });
+    cluster.event(SupervisorEvent::Disconnected { connection: 700, cause: "reset".into() });
     cluster.join(0, 3);
     assert_eq!(cluster.health(0), HostHealth::Ready);
-    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), start: 3, cause: "9".into(), restarting: true });
+    cluster.deliver(NODE, HostMessage::Exited { host: "c0".into(), start: 3, cause: "9".into(), restarting: true });
     assert_eq!(cluster.health(0), HostHealth::Dead, "its node's numbers count again");
 }
 
@@ -69,7 +69,10 @@ fn a_node_speaks_for_its_own_hosts_only() {
     let mut config = config(2, 0);
     config.hosts[1].node = "there".into();
     let mut cluster = Cluster::ready(config);
-    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: HUGE, cause: "a lie".into(), restarting: false });
+    cluster.deliver(
+        NODE,
+        HostMessage::Exited { host: "c1".into(), start: HUGE, cause: "a lie".into(), restarting: false },
+    );
     assert_eq!((cluster.health(1), cluster.closed), (HostHealth::Ready, vec![NODE]));
 }
 
@@ -79,14 +82,14 @@ fn a_host_speaks_of_work_that_it_was_ordered_to_do_only() {
     let job = cluster.submit(None);
     // Connection 3 is the query host's, which encodes nothing.
     let (code, message) = ("lie".to_string(), "a lie".to_string());
-    cluster.say(3, HostMessage::NotEncoded { context: job, attempt: 1, peer_lost: false, code, message });
+    cluster.deliver(3, HostMessage::NotEncoded { context: job, attempt: 1, peer_lost: false, code, message });
     cluster.encode();
     let (to, generate) = cluster.generation().expect("it is asked");
     assert_eq!((to, generate.ticket), (3, origin(CLUSTER).secret.ticket(job)));
     let stall = || HostMessage::Stalled { job, host: "c1".into(), wrong: false, cause: "a lie".into() };
     for at in 0..10 {
         cluster.now += 1.0 + f64::from(at) / 100.0;
-        cluster.say(1, stall());
+        cluster.deliver(1, stall());
         cluster.tick(cluster.now, &[1, 2, 3]);
     }
     cluster.token(3, job, 0, 5);
@@ -101,14 +104,14 @@ fn measures_that_cannot_be_are_believed_of_no_host() {
         let mut cluster = Cluster::ready(config(1, 0));
         let job = cluster.submit(None);
         for block in 0..2 {
-            let said = Encoded {
+            let stated = Encoded {
                 seconds,
                 kv_bytes: u64::MAX,
                 pairs: u64::MAX,
                 exchange_bytes: u64::MAX,
                 ..encoded(job, block, 30)
             };
-            cluster.say(1, HostMessage::Encoded(said));
+            cluster.deliver(1, HostMessage::Encoded(stated));
         }
         let learnt = cluster.state.contexts.token_seconds();
         assert!((0.0..1.0).contains(&learnt), "{seconds}: {learnt}");
@@ -134,7 +137,7 @@ fn only_who_was_told_to_generate_claims_a_job_after_a_restart() {
             jobs: vec![(job, ticket)],
             ..Hello::default()
         };
-        cluster.say(3, HostMessage::Hello(hello));
+        cluster.deliver(3, HostMessage::Hello(hello));
         let stopped = cluster.take_sent().contains(&(3, HostCommand::Stop { job }));
         assert_eq!((cluster.state.jobs.count_on(2), stopped), (usize::from(taken), !taken));
     }
@@ -143,6 +146,6 @@ fn only_who_was_told_to_generate_claims_a_job_after_a_restart() {
 #[test]
 fn a_failure_that_a_host_makes_up_has_no_label_of_its_own() {
     let (mut cluster, job) = super::decoding();
-    cluster.say(3, HostMessage::Failed { job, code: "x".repeat(60_000), message: "no".into() });
+    cluster.deliver(3, HostMessage::Failed { job, code: "x".repeat(60_000), message: "no".into() });
     assert_eq!(cluster.status(job).error.expect("it failed").code, "other");
 }

@@ -23,7 +23,7 @@ impl Cluster {
         self.hello(at, 1, 0, (&[], &[]));
         let digest = ModelDigest { front: front(theta), weights: weights(byte) };
         let ready = HostMessage::Ready { numerics: "cpu".into(), model: Box::new(digest.into()) };
-        self.say(connection(at, 1), ready);
+        self.deliver(connection(at, 1), ready);
     }
 
     fn refusals(&self) -> Vec<(u64, String)> {
@@ -61,7 +61,7 @@ fn a_host_of_another_model_is_refused_with_the_difference() {
     assert_eq!([0, 1, 2].map(|at| cluster.health(at)), [HostHealth::Dead, HostHealth::Dead, HostHealth::Ready]);
     // It ends itself, once it has read why; nothing it says is heard any more.
     assert!(cluster.closed.is_empty());
-    cluster.say(connection(0, 1), HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
+    cluster.deliver(connection(0, 1), HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
     assert_eq!(cluster.closed, [connection(0, 1)]);
     let hosts = cluster.state.cluster_status(seconds(0.0), "").hosts;
     assert_eq!(hosts[0].cause.as_ref(), Some(&refusals[0].1));
@@ -73,7 +73,7 @@ fn a_digest_that_no_model_has_is_unfit() {
     cluster.hello(0, 1, 0, (&[], &[]));
     let digest = ModelDigest { weights: WeightsDigest { tensors: vec![("\n".into(), [0; 32])] }, front: front("1") };
     let ready = HostMessage::Ready { numerics: "cpu".into(), model: Box::new(digest.into()) };
-    cluster.say(connection(0, 1), ready);
+    cluster.deliver(connection(0, 1), ready);
     assert_eq!(cluster.health(0), HostHealth::Dead);
 }
 
@@ -84,9 +84,9 @@ fn nobody_is_ready_before_the_supervisor_knows_its_own_weights() {
     assert_eq!([0, 1, 2].map(|at| cluster.health(at)), [HostHealth::Loading; 3]);
     assert_eq!(cluster.state.cluster_status(seconds(0.0), "").model_digest, None);
     // One is gone before it is judged, and its next process has not said anything yet.
-    cluster.event(Event::Disconnected { connection: connection(2, 1), cause: "gone".into() });
+    cluster.event(SupervisorEvent::Disconnected { connection: connection(2, 1), cause: "gone".into() });
     cluster.hello(2, 2, 0, (&[], &[]));
-    cluster.event(Event::Weights(Ok(weights(2))));
+    cluster.event(SupervisorEvent::Weights(Ok(weights(2))));
     let expected = [HostHealth::Ready, HostHealth::Dead, HostHealth::Loading];
     assert_eq!([0, 1, 2].map(|at| cluster.health(at)), expected);
     assert!(cluster.state.cluster_status(seconds(0.0), "").model_digest.is_some());
@@ -96,7 +96,7 @@ fn nobody_is_ready_before_the_supervisor_knows_its_own_weights() {
 fn a_supervisor_that_cannot_read_its_weights_admits_nobody() {
     let mut cluster = Cluster::starting(model(None));
     cluster.joins_with(0, "1", 2);
-    cluster.event(Event::Weights(Err("a damaged disk".into())));
+    cluster.event(SupervisorEvent::Weights(Err("a damaged disk".into())));
     assert!(cluster.refusals()[0].1.contains("cannot read its own weights: a damaged disk"));
 }
 
@@ -110,7 +110,7 @@ fn what_a_journal_has_of_another_model_fails() {
         cluster.restart_with(changed);
         if let Some(byte) = late {
             assert_eq!(cluster.failure(job), None, "nobody knows yet");
-            cluster.event(Event::Weights(Ok(weights(byte))));
+            cluster.event(SupervisorEvent::Weights(Ok(weights(byte))));
         }
         assert_eq!(cluster.failure(job).as_deref(), Some("model_changed"));
         let new = cluster.submit(None);
@@ -138,7 +138,7 @@ fn another_configuration_or_tokenizer_is_seen_before_any_weight() {
     assert_eq!(cluster.failure(job).as_deref(), Some("model_changed"));
     // What comes in meanwhile is of this model, whatever its weights are.
     let new = cluster.submit(None);
-    cluster.event(Event::Weights(Ok(weights(2))));
+    cluster.event(SupervisorEvent::Weights(Ok(weights(2))));
     assert_eq!(cluster.failure(new), None);
 }
 

@@ -33,10 +33,10 @@ fn shards_of_a_drained_host_are_held_elsewhere_before_they_leave_it() {
     assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job })), "it goes on answering");
     let orders = cluster.encode();
     assert_eq!(orders.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 2]);
-    let told = cluster.take_sent();
-    let Some((3, HostCommand::Holders { holders, .. })) = told.last() else { panic!("{told:?}") };
+    let reported = cluster.take_sent();
+    let Some((3, HostCommand::Holders { holders, .. })) = reported.last() else { panic!("{reported:?}") };
     assert_eq!((holders.len(), &holders[0].blocks[..]), (1, &[0, 1, 2, 3][..]));
-    assert!(!told.contains(&(1, HostCommand::Release { context: job })), "the query host has to hear it first");
+    assert!(!reported.contains(&(1, HostCommand::Release { context: job })), "the query host has to hear it first");
     cluster.tick(1.0, &[1, 2, 3]);
     assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
     assert_eq!(cluster.scheduling(0), Scheduling::Cordoned);
@@ -52,7 +52,7 @@ fn a_host_that_dies_while_it_drains_leaves_its_shards_to_their_heirs() {
     let (mut cluster, job) = decoding();
     cluster.drain("c0", None).expect("there is another");
     let first = cluster.take_sent();
-    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), start: 1, cause: "9".into(), restarting: false });
+    cluster.deliver(NODE, HostMessage::Exited { host: "c0".into(), start: 1, cause: "9".into(), restarting: false });
     let again = cluster.encode();
     let blocks = |orders: &[(u64, EncodeShards)]| -> Vec<usize> {
         orders.iter().flat_map(|(_, order)| &order.shards).map(|shard| shard.block).collect()
@@ -74,7 +74,7 @@ fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away(
     cluster.encode();
     cluster.drain("c0", None).expect("there are others");
     cluster.take_sent();
-    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "9".into(), restarting: false });
+    cluster.deliver(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "9".into(), restarting: false });
     assert!(
         !cluster.sent.contains(&(1, HostCommand::Release { context: job })),
         "what it has stays until the rest is whole"
@@ -96,7 +96,7 @@ fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away(
         code: "out_of_memory".into(),
         message: "no room".into(),
     };
-    cluster.say(3, failed);
+    cluster.deliver(3, failed);
     assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })), "{:?}", cluster.sent);
 }
 
@@ -128,7 +128,7 @@ fn a_restarted_supervisor_goes_on_draining() {
     cluster.tick(0.5, &[]);
     for at in [0, 1] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), super::ready());
+        cluster.deliver(connection(at, 1), super::ready());
         cluster.encode();
     }
     cluster.tick(1.0, &[1, 2]);
@@ -144,7 +144,7 @@ fn a_spare_replaces_a_dead_host_for_good() {
     };
     assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
     let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: false };
-    cluster.say(NODE, exited);
+    cluster.deliver(NODE, exited);
     assert_eq!(replace(&mut cluster, "c1", "c0").expect_err("no spare").code(), "host_conflict");
     assert_eq!(replace(&mut cluster, "c1", "s9").expect_err("unknown").code(), "host_not_found");
     replace(&mut cluster, "c1", "s0").expect("idle");
@@ -164,8 +164,12 @@ fn an_heir_that_reads_something_else_keeps_nothing_of_it() {
             _ => None,
         })
     };
-    let (heir, block) = first(&cluster).expect("its shards move");
+    let (migration_target, block) = first(&cluster).expect("its shards move");
     cluster.sent.clear();
-    cluster.say(heir, HostMessage::Encoded(Encoded { digest: 1, ..encoded(job, block, 30) }));
-    assert!(cluster.closed.contains(&heir), "it is fenced, and what it read goes with it: {:?}", cluster.sent);
+    cluster.deliver(migration_target, HostMessage::Encoded(Encoded { digest: 1, ..encoded(job, block, 30) }));
+    assert!(
+        cluster.closed.contains(&migration_target),
+        "it is fenced, and what it read goes with it: {:?}",
+        cluster.sent
+    );
 }

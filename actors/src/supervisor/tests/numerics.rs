@@ -8,10 +8,11 @@ fn cluster(numerics: &[&str], mixed_numerics: MixedNumerics) -> Cluster {
     let config = SupervisorConfig { mixed_numerics, ..config(numerics.len() - 1, 0) };
     let mut cluster = Cluster::starting(config);
     let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-    cluster.say(NODE, HostMessage::Hello(hello));
+    cluster.deliver(NODE, HostMessage::Hello(hello));
     for (at, numerics) in numerics.iter().enumerate() {
         cluster.hello(at, 1, 0, (&[], &[]));
-        cluster.say(connection(at, 1), HostMessage::Ready { numerics: numerics.to_string(), model: Box::default() });
+        cluster
+            .deliver(connection(at, 1), HostMessage::Ready { numerics: numerics.to_string(), model: Box::default() });
     }
     cluster.sent.clear();
     cluster
@@ -25,7 +26,7 @@ fn asked(orders: &[(u64, EncodeShards)]) -> Vec<u64> {
 }
 
 fn mixed_news(cluster: &Cluster) -> usize {
-    cluster.news.iter().filter(|news| matches!(news, News::NumericsMixed { .. })).count()
+    cluster.update.iter().filter(|update| matches!(update, ClusterEventKind::NumericsMixed { .. })).count()
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn tokens_are_gone_on_with_by_an_equal_of_the_query_host() {
 fn a_host_that_says_nothing_of_its_numerics_is_unfit() {
     let mut cluster = Cluster::ready(config(2, 0));
     cluster.hello(0, 2, 0, (&[], &[]));
-    cluster.say(connection(0, 2), HostMessage::Ready { numerics: "\u{7}".into(), model: Box::default() });
+    cluster.deliver(connection(0, 2), HostMessage::Ready { numerics: "\u{7}".into(), model: Box::default() });
     assert_eq!(cluster.health(0), HostHealth::Dead);
     let cause = cluster.state.host_status(seconds(0.0), 0).cause.expect("one");
     assert!(cause.contains("printable"), "{cause}");
@@ -149,7 +150,7 @@ fn the_next_supervisor_knows_what_tokens_were_made_on() {
         cluster.restart();
         for at in [0, 1] {
             cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-            cluster.say(connection(at, 1), HostMessage::Ready { numerics: "a".into(), model: Box::default() });
+            cluster.deliver(connection(at, 1), HostMessage::Ready { numerics: "a".into(), model: Box::default() });
             cluster.encode();
         }
         // The query host does not come back.

@@ -125,7 +125,7 @@ impl World {
             Deed::Fail { peer_lost } => {
                 let Some((to, order)) = self.orders.first().cloned() else { return };
                 let (context, attempt, code, message) = (order.context, order.attempt, "host".into(), "reset".into());
-                self.cluster.say(to, HostMessage::NotEncoded { context, attempt, peer_lost, code, message });
+                self.cluster.deliver(to, HostMessage::NotEncoded { context, attempt, peer_lost, code, message });
             }
             Deed::Token(of) => {
                 let Some((from, job)) = self.running(&of) else { return };
@@ -136,16 +136,18 @@ impl World {
                 let Some((from, job)) = self.running(&of) else { return };
                 let (tokens, text) = (self.cluster.status(job).tokens.len() as u32, String::new());
                 self.cluster
-                    .say(from, HostMessage::Generated { job, tokens, stopped: true, text, times: Box::default() });
+                    .deliver(from, HostMessage::Generated { job, tokens, stopped: true, text, times: Box::default() });
             }
             Deed::Stall(of) => {
                 let Some((from, job)) = self.running(&of) else { return };
-                self.cluster
-                    .say(from, HostMessage::Stalled { job, host: "c1".into(), wrong: false, cause: "reset".into() });
+                self.cluster.deliver(
+                    from,
+                    HostMessage::Stalled { job, host: "c1".into(), wrong: false, cause: "reset".into() },
+                );
             }
             Deed::Exit(host) => {
                 let (host, start, cause) = (self.name(host), self.starts[host], "signal 9".into());
-                self.cluster.say(NODE, HostMessage::Exited { host, start, cause, restarting: true });
+                self.cluster.deliver(NODE, HostMessage::Exited { host, start, cause, restarting: true });
             }
             Deed::Rejoin(host) => {
                 self.starts[host] += 1;
@@ -156,7 +158,7 @@ impl World {
             Deed::Restart => {
                 self.cluster.restart();
                 let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-                self.cluster.say(NODE, HostMessage::Hello(hello));
+                self.cluster.deliver(NODE, HostMessage::Hello(hello));
             }
         }
     }
@@ -220,7 +222,7 @@ fn contexts_that_wait_for_a_query_host_count_as_running() {
     assert_eq!(encode_all(&mut cluster), 32 + 2, "one query host takes 32, two more wait for it");
     for &job in &jobs[..3] {
         let (tokens, text) = (0, String::new());
-        cluster.say(3, HostMessage::Generated { job, tokens, stopped: true, text, times: Box::default() });
+        cluster.deliver(3, HostMessage::Generated { job, tokens, stopped: true, text, times: Box::default() });
     }
     assert_eq!(encode_all(&mut cluster), 3);
     let state = |state| jobs.iter().filter(|job| cluster.status(**job).state == state).count();
@@ -278,9 +280,12 @@ fn a_place_that_is_free_is_taken_at_once() {
     let [first, second] = [cluster.submit(None), cluster.submit(None)];
     cluster.encode();
     let sent = cluster.take_sent();
-    let told = |wanted: &dyn Fn(&HostCommand) -> bool| sent.iter().any(|(_, command)| wanted(command));
-    assert!(told(&|command| matches!(command, HostCommand::Generate(generate) if generate.job == first)), "{sent:?}");
-    assert!(told(&|command| matches!(command, HostCommand::Encode(order) if order.context == second)), "{sent:?}");
+    let reported = |wanted: &dyn Fn(&HostCommand) -> bool| sent.iter().any(|(_, command)| wanted(command));
+    assert!(
+        reported(&|command| matches!(command, HostCommand::Generate(generate) if generate.job == first)),
+        "{sent:?}"
+    );
+    assert!(reported(&|command| matches!(command, HostCommand::Encode(order) if order.context == second)), "{sent:?}");
 }
 
 #[test]
@@ -289,7 +294,7 @@ fn what_only_a_dead_host_can_take_lets_others_go_first() {
     config.hosts[1].labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
     let mut cluster = Cluster::ready(config);
     let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: true };
-    cluster.say(NODE, exited);
+    cluster.deliver(NODE, exited);
     let mut wanting = prepared(&cluster.state.config().method.clone(), 2);
     wanting.placement.labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
     let blocked = cluster.ask(Source::Context(wanting.clone()), None);
@@ -309,7 +314,7 @@ fn what_nobody_comes_to_take_is_given_up_in_time() {
     let mut config = SupervisorConfig { patience: seconds(5.0), ..config(2, 0) };
     config.hosts[1].labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
     let mut cluster = Cluster::ready(config);
-    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "off".into(), restarting: false });
+    cluster.deliver(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "off".into(), restarting: false });
     let mut wanting = prepared(&cluster.state.config().method.clone(), 2);
     wanting.placement.labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
     let jobs = [0; 3].map(|_| cluster.ask(Source::Context(wanting.clone()), None));

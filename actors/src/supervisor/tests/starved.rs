@@ -4,7 +4,7 @@ use super::*;
 
 fn seen(cluster: &mut Cluster, now: f64, condition: Condition) {
     cluster.now = now;
-    cluster.say(NODE, HostMessage::Seen { host: "c1".into(), start: 1, condition });
+    cluster.deliver(NODE, HostMessage::Seen { host: "c1".into(), start: 1, condition });
 }
 
 /// Ticks twice a second from `from` to `to`, with what the node sees before each; c1 says nothing.
@@ -53,8 +53,8 @@ fn nobody_excuses_the_hosts_of_others_or_a_process_that_is_gone() {
     let (mut cluster, _) = decoding();
     for now in [0.5, 1.0, 1.5, 2.0] {
         cluster.now = now;
-        cluster.say(NODE, HostMessage::Seen { host: "c1".into(), start: 2, condition: Condition::Starved });
-        cluster.say(1, HostMessage::Seen { host: "c1".into(), start: 1, condition: Condition::Starved });
+        cluster.deliver(NODE, HostMessage::Seen { host: "c1".into(), start: 2, condition: Condition::Starved });
+        cluster.deliver(1, HostMessage::Seen { host: "c1".into(), start: 1, condition: Condition::Starved });
         cluster.tick(now, &[1, 3]);
     }
     cluster.tick(2.5, &[1, 3]);
@@ -68,7 +68,7 @@ fn a_supervisor_that_waits_for_memory_itself_judges_nobody_by_that_time() {
     let starved = |cluster: &mut Cluster, from: f64, to: f64| {
         for half_seconds in (2.0 * from) as usize..=(2.0 * to) as usize {
             cluster.now = half_seconds as f64 / 2.0;
-            cluster.event(Event::Starved);
+            cluster.event(SupervisorEvent::Starved);
             cluster.tick(cluster.now, &[]);
         }
     };
@@ -89,7 +89,7 @@ fn who_is_stopped_is_lost_also_while_the_supervisor_waits_for_memory_and_nobody_
         for half_seconds in 1..=(2.0 * until) as usize {
             let now = half_seconds as f64 / 2.0;
             seen(&mut cluster, now, condition);
-            cluster.event(Event::Starved);
+            cluster.event(SupervisorEvent::Starved);
             cluster.tick(now, &[1, 3]);
             assert!(now < until || cluster.health(1) == HostHealth::Dead, "{condition:?}");
         }
@@ -103,11 +103,11 @@ fn hosts_that_starve_or_that_a_starved_supervisor_does_not_hear_have_longer_to_c
         let (mut cluster, _) = decoding();
         cluster.restart();
         let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-        cluster.say(NODE, HostMessage::Hello(hello));
+        cluster.deliver(NODE, HostMessage::Hello(hello));
         for half_seconds in 1..=20 {
             cluster.now = f64::from(half_seconds) / 2.0;
             if own {
-                cluster.event(Event::Starved);
+                cluster.event(SupervisorEvent::Starved);
             }
             if of_c1 {
                 seen(&mut cluster, f64::from(half_seconds) / 2.0, Condition::Starved);
@@ -124,7 +124,7 @@ fn a_supervisor_that_waits_for_memory_for_minutes_loses_nobody_whom_it_hears_now
     for half_seconds in 1..=400 {
         let heard: &[u64] = if half_seconds % 14 == 0 { &[1, 2, 3] } else { &[] };
         cluster.now = f64::from(half_seconds) / 2.0;
-        cluster.event(Event::Starved);
+        cluster.event(SupervisorEvent::Starved);
         cluster.tick(cluster.now, heard);
     }
     assert!((0..3).all(|host| cluster.health(host) != HostHealth::Dead));

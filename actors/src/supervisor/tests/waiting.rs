@@ -9,7 +9,7 @@ use crate::{
     supervisor::{PlacementPolicy, PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
-fn said(cluster: &Cluster, job: u64) -> String {
+fn stated(cluster: &Cluster, job: u64) -> String {
     cluster.status(job).waiting.map_or("nothing".into(), |waiting| waiting.to_string())
 }
 
@@ -32,18 +32,18 @@ fn session(cluster: &mut Cluster, name: &str) {
 fn a_job_waits_for_hosts_then_for_its_turn_then_for_nothing() {
     let mut cluster = Cluster::starting(config(2, 0));
     let first = cluster.submit(None);
-    assert_eq!(said(&cluster, first), "waiting for c0: starting, c1: starting, q0: starting");
+    assert_eq!(stated(&cluster, first), "waiting for c0: starting, c1: starting, q0: starting");
     cluster.join(0, 1);
     cluster.join(2, 1);
-    assert_eq!(said(&cluster, first), "waiting for c1: starting");
+    assert_eq!(stated(&cluster, first), "waiting for c1: starting");
     cluster.now = 50.0;
     cluster.join(1, 1);
-    assert_eq!(said(&cluster, first), "nothing");
+    assert_eq!(stated(&cluster, first), "nothing");
     let (second, third) = (cluster.submit(None), cluster.submit(None));
-    assert_eq!(said(&cluster, second), "next in line, 1 job before yours at work");
-    assert_eq!(said(&cluster, third), "1 job before yours, 1 more at work");
+    assert_eq!(stated(&cluster, second), "next in line, 1 job before yours at work");
+    assert_eq!(stated(&cluster, third), "1 job before yours, 1 more at work");
     cluster.encode();
-    assert_eq!(said(&cluster, first), "nothing", "a query host answers");
+    assert_eq!(stated(&cluster, first), "nothing", "a query host answers");
     let timings = cluster.status(first).timings;
     assert_eq!((timings.queue_s, timings.encode_s), (50.0, 0.0), "the queue is no part of the work");
 }
@@ -72,20 +72,20 @@ fn a_job_waits_for_memory_and_for_hosts_that_are_lost() {
     let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..roomy(1, 120) });
     let first = cluster.submit(None);
     let second = cluster.submit(None);
-    assert_eq!(said(&cluster, first), "nothing");
-    assert_eq!(said(&cluster, second), "waiting for memory on c0: 0.0 MiB needed, 0.0 MiB free");
+    assert_eq!(stated(&cluster, first), "nothing");
+    assert_eq!(stated(&cluster, second), "waiting for memory on c0: 0.0 MiB needed, 0.0 MiB free");
 
     let (mut cluster, number) = decoding();
     for at in [0, 1] {
         let exited =
             HostMessage::Exited { host: format!("c{at}"), start: 1, cause: "signal 9".into(), restarting: true };
-        cluster.say(super::NODE, exited);
+        cluster.deliver(super::NODE, exited);
     }
-    let waits = said(&cluster, number);
+    let waits = stated(&cluster, number);
     assert!(waits.starts_with("waiting for") || waits == "nothing", "{waits}");
     let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
-    cluster.say(super::NODE, exited);
-    assert_eq!(said(&cluster, number), "waiting for c0: dead (signal 9), c1: dead (signal 9), q0: dead (signal 9)");
+    cluster.deliver(super::NODE, exited);
+    assert_eq!(stated(&cluster, number), "waiting for c0: dead (signal 9), c1: dead (signal 9), q0: dead (signal 9)");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_question_waits_for_its_session_and_a_session_for_its_turn() {
     session(&mut cluster, "moby");
     session(&mut cluster, "ahab");
     let asked = cluster.ask(Source::Session("moby".into()), None);
-    assert_eq!(said(&cluster, asked), "waiting for session moby: encoding");
+    assert_eq!(stated(&cluster, asked), "waiting for session moby: encoding");
     let status = cluster.state.session_status(Duration::ZERO, "ahab").expect("it is there");
     assert_eq!(status.waiting.expect("its turn").to_string(), "next in line, 1 job before yours at work");
     assert!(status.progress.is_empty());
@@ -114,7 +114,7 @@ fn a_job_waits_for_hosts_that_take_no_work() {
     }
     let context = prepared(&cluster.state.config().method.clone(), 1);
     let number = cluster.ask(Source::Context(context), None);
-    assert_eq!(said(&cluster, number), "waiting for c0: cordoned");
+    assert_eq!(stated(&cluster, number), "waiting for c0: cordoned");
 }
 
 /// The place that is told is the one in which jobs begin.
@@ -173,9 +173,9 @@ fn keys_take_turns() {
     assert_eq!(encoding(&cluster), [much[0], little[0]]);
     let other = ask(&mut cluster, "other");
     assert_eq!(encoding(&cluster), [much[0], little[0]], "twice the room and no more");
-    let told: Vec<String> = [much[1], much[2], little[1], other].map(|job| said(&cluster, job)).into();
+    let reported: Vec<String> = [much[1], much[2], little[1], other].map(|job| stated(&cluster, job)).into();
     let before = ["next in line", "3 jobs before yours", "next in line", "next in line"];
-    assert!(told.iter().zip(before).all(|(told, before)| told.starts_with(before)), "{told:?}");
+    assert!(reported.iter().zip(before).all(|(reported, before)| reported.starts_with(before)), "{reported:?}");
     let end = |cluster: &mut Cluster, job: u64| {
         let id = cluster.status(job).id;
         let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
@@ -207,7 +207,7 @@ fn a_key_for_which_nothing_is_generated_has_a_place_beside_those_that_another_ha
         jobs.iter().filter(is).count()
     };
     assert_eq!((generating(&cluster, &much), generating(&cluster, &little)), (32, 1));
-    assert!(said(&cluster, little[1]).starts_with("next in line"), "{}", said(&cluster, little[1]));
+    assert!(stated(&cluster, little[1]).starts_with("next in line"), "{}", stated(&cluster, little[1]));
     let id = cluster.status(much[0]).id;
     let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
     cluster.adopt(decided);

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Open, TraceContext};
+use super::{OpenSpan, TraceContext};
 
 /// Spans of a pass.
 const GROUPS: usize = 4;
@@ -13,7 +13,7 @@ pub struct LayerSpans {
     parent: TraceContext,
     /// Layers of a group, and of all.
     group: (usize, usize),
-    open: Option<Open>,
+    open: Option<OpenSpan>,
     /// Of the group that is open.
     number: usize,
 }
@@ -40,12 +40,12 @@ impl LayerSpans {
     fn begin(&mut self, number: usize) {
         // What was open ended with its last layer, and what begins began there.
         let before = self.open.take();
-        let since = before.as_ref().map(Open::ended);
+        let since = before.as_ref().map(OpenSpan::ended);
         let (first, last) = (number * self.group.0, ((number + 1) * self.group.0).min(self.group.1));
-        let mut open = Open::under(self.parent, format!("layers {first} to {}", last.saturating_sub(1)));
+        let mut open = OpenSpan::under(self.parent, format!("layers {first} to {}", last.saturating_sub(1)));
         since.into_iter().for_each(|since: Instant| open.since(since));
-        open.say("asterism.layer.first", first);
-        open.say("asterism.layer.last", last.saturating_sub(1));
+        open.annotate("asterism.layer.first", first);
+        open.annotate("asterism.layer.last", last.saturating_sub(1));
         (self.open, self.number) = (Some(open), number);
     }
 }

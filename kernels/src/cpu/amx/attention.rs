@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::cache::Cache;
-use super::engine::{Engine, SIDE};
+use super::cache::AmxCache;
+use super::engine::{BLOCK_SIDE, Engine};
 use super::{Parallel, dispatch};
 use crate::Mask;
 
@@ -33,38 +33,42 @@ pub struct Query<'a> {
 
 /// Attention scaled by `1 / sqrt(head dim)`: normalised `output (query heads, tokens, head dim)` and natural
 /// `lse (query heads, tokens)`. A row that sees no key gets 0 and minus infinity.
-pub fn attention(query: &Query<'_>, cache: &Cache, output: &mut [f32], lse: &mut [f32], parallel: Parallel<'_>) {
-    let plan = Plan::new(query, cache, output, lse);
+pub fn attention(query: &Query<'_>, cache: &AmxCache, output: &mut [f32], lse: &mut [f32], parallel: Parallel<'_>) {
+    let plan = AmxAttentionPlan::new(query, cache, output, lse);
     dispatch!(attention_with(plan, parallel))
 }
 
 /// Query rows of one head over keys copied for them.
 #[derive(Clone, Copy)]
-pub struct Listed<'a> {
+pub struct ListedRows<'a> {
     /// `(rows, head dim)`.
     pub rows: &'a [bf16],
     /// Keys that each row sees: the first so many.
     pub visible: &'a [usize],
     /// The keys, as the only head.
-    pub cache: &'a Cache,
+    pub cache: &'a AmxCache,
 }
 
 /// As [`attention`], on this thread, with the highest scaled score of each row: into `output (rows, head dim)`, `lse` and
 /// `maxima (rows)`.
-pub fn attention_listed(listed: &Listed<'_>, output: &mut [f32], lse: &mut [f32], maxima: &mut [f32]) {
-    let Listed { rows, visible, cache } = *listed;
+pub fn attention_listed(listed: &ListedRows<'_>, output: &mut [f32], lse: &mut [f32], maxima: &mut [f32]) {
+    let ListedRows { rows, visible, cache } = *listed;
     assert!(cache.heads() == 1 && visible.iter().all(|visible| *visible <= cache.len()));
     assert!(visible.len() == maxima.len() && rows.len() == visible.len() * cache.dim());
     let query = Query { rows, heads: 1, tokens: visible.len(), mask: Mask::None, holes: &[] };
-    let plan = Plan { listed: Some(visible), maxima: maxima.as_mut_ptr(), ..Plan::new(&query, cache, output, lse) };
+    let plan = AmxAttentionPlan {
+        listed: Some(visible),
+        maxima: maxima.as_mut_ptr(),
+        ..AmxAttentionPlan::new(&query, cache, output, lse)
+    };
     dispatch!(listed_with(plan));
 }
 
 /// Keys of a block.
-const KEYS: usize = SIDE;
+const AMX_BLOCK_KEYS: usize = BLOCK_SIDE;
 /// Blocks of a stretch: a task's tiles pass over one stretch after the other, so that its keys and values (256 KiB at head
 /// size 64) come from beyond the second-level cache but once, and a tile's sums stay in the first.
-const STRETCH_BLOCKS: usize = 1024 / KEYS;
+const STRETCH_BLOCKS: usize = 1024 / AMX_BLOCK_KEYS;
 /// Tiles of 32 query rows that share a task's stretches, at most.
 const TILES: usize = 8;
 /// Tasks to aim at, for threads to share evenly, before tasks get more tiles.
@@ -72,9 +76,9 @@ const TASKS: usize = 32;
 
 /// One call's operands and sizes. The query rows of a kv head are those of its query heads, one after the other.
 #[derive(Clone, Copy)]
-struct Plan<'a> {
+struct AmxAttentionPlan<'a> {
     query: *const u16,
-    cache: &'a Cache,
+    cache: &'a AmxCache,
     output: *mut f32,
     lse: *mut f32,
     /// Query rows of one kv head.
@@ -91,11 +95,11 @@ struct Plan<'a> {
 }
 
 // SAFETY: the operands are only read, and tasks write disjoint rows of the output and the log-sum-exp.
-unsafe impl Sync for Plan<'_> {}
+unsafe impl Sync for AmxAttentionPlan<'_> {}
 
 /// Some query rows of one kv head.
 #[derive(Clone, Copy)]
-struct Task {
+struct AmxRows {
     head: usize,
     first: usize,
     rows: usize,
@@ -103,9 +107,9 @@ struct Task {
     visible: usize,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> AmxAttentionPlan<'a> {
     /// Checks that the operands fit one another.
-    fn new(query: &Query<'a>, cache: &'a Cache, output: &mut [f32], lse: &mut [f32]) -> Self {
+    fn new(query: &Query<'a>, cache: &'a AmxCache, output: &mut [f32], lse: &mut [f32]) -> Self {
         let Query { rows, heads, tokens, mask, holes } = *query;
         let (kv, dim) = (cache.heads(), cache.dim());
         assert!(kv > 0 && heads.is_multiple_of(kv), "query heads must be a multiple of kv heads");
@@ -140,16 +144,16 @@ impl<'a> Plan<'a> {
     }
 
     /// The tasks of all heads, the longest first, so that the last to finish are short.
-    fn tasks(&self) -> Vec<Task> {
+    fn tasks(&self) -> Vec<AmxRows> {
         let heads = self.cache.heads();
-        let share = heads * self.rows.div_ceil(SIDE) / TASKS;
-        let size = share.clamp(1, TILES) * SIDE;
+        let share = heads * self.rows.div_ceil(BLOCK_SIDE) / TASKS;
+        let size = share.clamp(1, TILES) * BLOCK_SIDE;
         let mut tasks = Vec::new();
         for head in 0..heads {
             for first in (0..self.rows).step_by(size) {
                 let rows = (self.rows - first).min(size);
                 let visible = (first..first + rows).map(|row| self.visible(row)).max().unwrap_or(0);
-                tasks.push(Task { head, first, rows, visible });
+                tasks.push(AmxRows { head, first, rows, visible });
             }
         }
         tasks.sort_by_key(|task| std::cmp::Reverse(task.visible));
@@ -159,7 +163,7 @@ impl<'a> Plan<'a> {
 
 /// # Safety
 /// The machine must suit the engine, and the plan's operands be as large as it says.
-unsafe fn attention_with<E: Engine>(plan: Plan<'_>, parallel: Parallel<'_>) {
+unsafe fn attention_with<E: Engine>(plan: AmxAttentionPlan<'_>, parallel: Parallel<'_>) {
     let (plan, tasks) = (&plan, plan.tasks());
     // SAFETY: the caller's promise; tasks are disjoint in rows.
     parallel(tasks.len(), &|index| unsafe { pipeline::run::<E>(plan, &tasks[index]) });
@@ -167,12 +171,12 @@ unsafe fn attention_with<E: Engine>(plan: Plan<'_>, parallel: Parallel<'_>) {
 
 /// # Safety
 /// As [`attention_with`]; the plan must have one head.
-unsafe fn listed_with<E: Engine>(plan: Plan<'_>) {
-    for first in (0..plan.rows).step_by(TILES * SIDE) {
-        let rows = (plan.rows - first).min(TILES * SIDE);
+unsafe fn listed_with<E: Engine>(plan: AmxAttentionPlan<'_>) {
+    for first in (0..plan.rows).step_by(TILES * BLOCK_SIDE) {
+        let rows = (plan.rows - first).min(TILES * BLOCK_SIDE);
         let visible = (first..first + rows).map(|row| plan.visible(row)).max().unwrap_or(0);
         // SAFETY: the caller's promise.
-        unsafe { pipeline::run::<E>(&plan, &Task { head: 0, first, rows, visible }) };
+        unsafe { pipeline::run::<E>(&plan, &AmxRows { head: 0, first, rows, visible }) };
     }
 }
 

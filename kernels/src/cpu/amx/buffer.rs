@@ -4,17 +4,17 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 /// Memory whose contents are whatever was last written through its pointer.
-pub(super) struct Buffer {
+pub(super) struct AmxBuffer {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: the buffer owns its memory and gives out only raw pointers; whoever dereferences them answers for races.
-unsafe impl Send for Buffer {}
+unsafe impl Send for AmxBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for AmxBuffer {}
 
-impl Buffer {
+impl AmxBuffer {
     /// At least `bytes` bytes, uninitialised.
     pub(super) fn new(bytes: usize) -> Self {
         const LINE: usize = 64;
@@ -50,7 +50,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for AmxBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }

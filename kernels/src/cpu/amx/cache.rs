@@ -4,25 +4,25 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::buffer::Buffer;
-use super::engine::{Engine, LANES, Rows, SIDE, STEP, TILE};
+use super::buffer::AmxBuffer;
+use super::engine::{BLOCK_SIDE, Engine, LANES, Rows, STEP_ELEMENTS, TILE_ELEMENTS};
 use super::{Parallel, dispatch};
 
 /// `len` tokens of each KV head, in blocks of 32: a panel of `A` over the head's elements (the keys), then for each 32
 /// elements a step of `A` over the block's tokens (the values, transposed). What lies beyond `len` is zero.
-pub struct Cache {
-    heads: Vec<Buffer>,
+pub struct AmxCache {
+    heads: Vec<AmxBuffer>,
     dim: usize,
     len: usize,
     /// Blocks that each head has room for.
     room: usize,
 }
 
-impl Cache {
+impl AmxCache {
     /// No tokens of `heads` heads of `dim` elements, a multiple of 16.
     pub fn new(heads: usize, dim: usize) -> Self {
         assert!(dim > 0 && dim.is_multiple_of(LANES), "the head size must be a multiple of {LANES}");
-        Self { heads: (0..heads).map(|_| Buffer::new(0)).collect(), dim, len: 0, room: 0 }
+        Self { heads: (0..heads).map(|_| AmxBuffer::new(0)).collect(), dim, len: 0, room: 0 }
     }
 
     /// Tokens held.
@@ -43,7 +43,7 @@ impl Cache {
 
     /// Bytes held, room to grow included.
     pub fn bytes(&self) -> usize {
-        self.heads.iter().map(Buffer::bytes).sum()
+        self.heads.iter().map(AmxBuffer::bytes).sum()
     }
 
     /// Appends the rows of `keys, values (heads, tokens, dim)`.
@@ -54,7 +54,7 @@ impl Cache {
             "keys and values must be (heads, t, dim)"
         );
         let tokens = keys.len() / row;
-        self.reserve((self.len + tokens).div_ceil(SIDE));
+        self.reserve((self.len + tokens).div_ceil(BLOCK_SIDE));
         let [keys, values] = [keys, values].map(|data| Rows {
             data: data.as_ptr().cast(),
             stride: self.dim,
@@ -69,7 +69,7 @@ impl Cache {
     pub fn rows(&self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.len, "rows {start}..{end} of {}", self.len);
         let mut copy = Self::new(self.heads.len(), self.dim);
-        copy.reserve((end - start).div_ceil(SIDE));
+        copy.reserve((end - start).div_ceil(BLOCK_SIDE));
         copy.len = end - start;
         for (from, to) in self.heads.iter().zip(&copy.heads) {
             // SAFETY: both heads hold the tokens named.
@@ -81,7 +81,7 @@ impl Cache {
     /// A copy of `count` tokens of a head, the first of those in `ranges`.
     pub fn listed(&self, head: usize, ranges: &[Range<u32>], count: usize) -> Self {
         let mut copy = Self::new(1, self.dim);
-        copy.reserve(count.div_ceil(SIDE));
+        copy.reserve(count.div_ceil(BLOCK_SIDE));
         for range in ranges {
             let (start, take) = (range.start as usize, range.len().min(count - copy.len));
             assert!(start + take <= self.len, "tokens {start}.. of {}", self.len);
@@ -98,21 +98,21 @@ impl Cache {
     /// # Safety
     /// `from` must hold the tokens and `to` have room for them, and nobody else write there.
     unsafe fn copy_tokens(&self, [from, to]: [*mut u16; 2], start: usize, at: usize, count: usize) {
-        let columns = self.steps() * SIDE;
+        let columns = self.steps() * BLOCK_SIDE;
         let mut token = 0;
         while token < count {
             let (source, target) = (start + token, at + token);
-            if source.is_multiple_of(SIDE) && target.is_multiple_of(SIDE) && count - token >= SIDE {
-                let [source, target] = [source, target].map(|token| token / SIDE * self.block());
+            if source.is_multiple_of(BLOCK_SIDE) && target.is_multiple_of(BLOCK_SIDE) && count - token >= BLOCK_SIDE {
+                let [source, target] = [source, target].map(|token| token / BLOCK_SIDE * self.block());
                 // SAFETY: the caller's promise; a whole block.
                 unsafe { to.add(target).copy_from_nonoverlapping(from.add(source), self.block()) };
-                token += SIDE;
+                token += BLOCK_SIDE;
                 continue;
             }
-            for column in (0..columns).step_by(SIDE) {
+            for column in (0..columns).step_by(BLOCK_SIDE) {
                 let [source, target] = [source, target].map(|token| self.key(token, column));
                 // SAFETY: the caller's promise; a key's 32 elements of a step lie side by side.
-                unsafe { to.add(target).copy_from_nonoverlapping(from.add(source), SIDE) };
+                unsafe { to.add(target).copy_from_nonoverlapping(from.add(source), BLOCK_SIDE) };
             }
             for column in 0..columns {
                 // SAFETY: as above.
@@ -136,7 +136,7 @@ impl Cache {
         [keys, values]
     }
 
-    /// Block `index` of a head; its values follow its keys after half a [`Cache::block`].
+    /// Block `index` of a head; its values follow its keys after half a [`AmxCache::block`].
     ///
     /// # Safety
     /// The block must hold tokens.
@@ -147,22 +147,29 @@ impl Cache {
 
     /// bf16 elements of a block, keys and values.
     pub(super) fn block(&self) -> usize {
-        2 * self.steps() * STEP
+        2 * self.steps() * STEP_ELEMENTS
     }
 
     /// Steps of 32 across a head.
     pub(super) fn steps(&self) -> usize {
-        self.dim.div_ceil(SIDE)
+        self.dim.div_ceil(BLOCK_SIDE)
     }
 
     /// Where a key's element lies.
     fn key(&self, token: usize, column: usize) -> usize {
-        token / SIDE * self.block() + column / SIDE * STEP + token % SIDE * SIDE + column % SIDE
+        token / BLOCK_SIDE * self.block()
+            + column / BLOCK_SIDE * STEP_ELEMENTS
+            + token % BLOCK_SIDE * BLOCK_SIDE
+            + column % BLOCK_SIDE
     }
 
     /// Where a value's element lies.
     fn value(&self, token: usize, column: usize) -> usize {
-        token / SIDE * self.block() + self.block() / 2 + column / LANES * TILE + column % LANES * SIDE + token % SIDE
+        token / BLOCK_SIDE * self.block()
+            + self.block() / 2
+            + column / LANES * TILE_ELEMENTS
+            + column % LANES * BLOCK_SIDE
+            + token % BLOCK_SIDE
     }
 
     /// Makes room for `blocks` blocks, half as much again as there was at least; new blocks are zero.
@@ -170,10 +177,10 @@ impl Cache {
         if blocks <= self.room {
             return;
         }
-        let (old, size) = (self.len.div_ceil(SIDE), self.block());
+        let (old, size) = (self.len.div_ceil(BLOCK_SIDE), self.block());
         self.room = blocks.max(self.room + self.room / 2);
         for head in &mut self.heads {
-            let larger = Buffer::new(self.room * size * size_of::<u16>());
+            let larger = AmxBuffer::new(self.room * size * size_of::<u16>());
             // SAFETY: the new buffer has `room` blocks, the old one those in use.
             unsafe {
                 larger.pointer::<u16>().copy_from_nonoverlapping(head.pointer(), old * size);
@@ -184,13 +191,13 @@ impl Cache {
     }
 }
 
-impl Clone for Cache {
+impl Clone for AmxCache {
     fn clone(&self) -> Self {
         let mut copy = Self::new(self.heads.len(), self.dim);
-        copy.reserve(self.len.div_ceil(SIDE));
+        copy.reserve(self.len.div_ceil(BLOCK_SIDE));
         copy.len = self.len;
         for (from, to) in self.heads.iter().zip(&copy.heads) {
-            let used = self.len.div_ceil(SIDE) * self.block();
+            let used = self.len.div_ceil(BLOCK_SIDE) * self.block();
             // SAFETY: both buffers have the blocks in use.
             unsafe { to.pointer::<u16>().copy_from_nonoverlapping(from.pointer(), used) }
         }
@@ -202,18 +209,18 @@ impl Clone for Cache {
 ///
 /// # Safety
 /// The machine must suit the engine, the cache have room, and the operands be `(heads, rows, dim)`.
-unsafe fn append_with<E: Engine>(cache: &Cache, keys: Rows, values: Rows, parallel: Parallel<'_>) {
+unsafe fn append_with<E: Engine>(cache: &AmxCache, keys: Rows, values: Rows, parallel: Parallel<'_>) {
     let (tokens, start) = (keys.rows, cache.len);
-    let (first, last) = (start / SIDE, (start + tokens).div_ceil(SIDE));
+    let (first, last) = (start / BLOCK_SIDE, (start + tokens).div_ceil(BLOCK_SIDE));
     parallel(cache.heads.len() * (last - first), &|task| {
         let (head, block) = (task / (last - first), first + task % (last - first));
-        let from = (block * SIDE).max(start) - start;
-        let rows = (tokens - from).min((block + 1) * SIDE - start - from);
+        let from = (block * BLOCK_SIDE).max(start) - start;
+        let rows = (tokens - from).min((block + 1) * BLOCK_SIDE - start - from);
         let band = |source: &Rows| Rows { rows, ..source.band(head * tokens + from) };
         // SAFETY: these rows are the operands', and the block is this task's alone.
         unsafe {
             let (keys, values) = (band(&keys), band(&values));
-            if rows == SIDE {
+            if rows == BLOCK_SIDE {
                 pack_block::<E>(cache, keys, values, cache.at(head, block).cast_mut());
             } else {
                 append_rows(cache, [keys, values], cache.heads[head].pointer(), start + from);
@@ -226,14 +233,14 @@ unsafe fn append_with<E: Engine>(cache: &Cache, keys: Rows, values: Rows, parall
 ///
 /// # Safety
 /// As [`append_with`]; `target` is a block.
-unsafe fn pack_block<E: Engine>(cache: &Cache, keys: Rows, values: Rows, target: *mut u16) {
+unsafe fn pack_block<E: Engine>(cache: &AmxCache, keys: Rows, values: Rows, target: *mut u16) {
     // SAFETY: the panel of keys fills the first half of the block, the values' tiles the second.
     unsafe {
         E::pack_rows(keys, target);
         let target = target.add(cache.block() / 2);
         for tile in 0..cache.dim / LANES {
             let source = Rows { data: values.data.add(tile * LANES), columns: LANES, ..values };
-            E::pack_transposed(source, target.add(tile * TILE));
+            E::pack_transposed(source, target.add(tile * TILE_ELEMENTS));
         }
     }
 }
@@ -242,7 +249,7 @@ unsafe fn pack_block<E: Engine>(cache: &Cache, keys: Rows, values: Rows, target:
 ///
 /// # Safety
 /// `head` must have room for the tokens from `start` on, and nobody else write them.
-unsafe fn append_rows(cache: &Cache, [keys, values]: [Rows; 2], head: *mut u16, start: usize) {
+unsafe fn append_rows(cache: &AmxCache, [keys, values]: [Rows; 2], head: *mut u16, start: usize) {
     for row in 0..keys.rows {
         for column in 0..cache.dim {
             // SAFETY: the operands have the row; the head has room for the token.
@@ -261,9 +268,9 @@ mod tests {
 
     const HEADS: usize = 2;
 
-    fn contents(cache: &Cache) -> Vec<u16> {
-        let blocks = cache.len.div_ceil(SIDE) * cache.block();
-        let head = |head: &Buffer| {
+    fn contents(cache: &AmxCache) -> Vec<u16> {
+        let blocks = cache.len.div_ceil(BLOCK_SIDE) * cache.block();
+        let head = |head: &AmxBuffer| {
             // SAFETY: the blocks in use are initialised.
             unsafe { std::slice::from_raw_parts(head.pointer::<u16>().cast_const(), blocks) }.to_vec()
         };
@@ -280,10 +287,10 @@ mod tests {
         for dim in [16, 48, 64] {
             let total = 150;
             let (keys, values) = (numbers(1, HEADS * total * dim), numbers(2, HEADS * total * dim));
-            let mut whole = Cache::new(HEADS, dim);
+            let mut whole = AmxCache::new(HEADS, dim);
             whole.append(&keys, &values, &threads);
             assert_eq!(whole.len(), total);
-            let mut pieces = Cache::new(HEADS, dim);
+            let mut pieces = AmxCache::new(HEADS, dim);
             let mut start = 0;
             for end in [1, 2, 31, 70, 128, 129, total] {
                 let [keys, values] = [&keys, &values].map(|data| cut(data, total, dim, start..end));
@@ -292,7 +299,7 @@ mod tests {
             }
             assert_eq!(contents(&pieces), contents(&whole));
             assert_eq!(contents(&whole.clone()), contents(&whole));
-            let mut middle = Cache::new(HEADS, dim);
+            let mut middle = AmxCache::new(HEADS, dim);
             let [keys, values] = [&keys, &values].map(|data| cut(data, total, dim, 5..133));
             middle.append(&keys, &values, &alone);
             assert_eq!(contents(&whole.rows(5, 133)), contents(&middle));
@@ -302,12 +309,15 @@ mod tests {
 
     #[test]
     fn values_are_transposed_within_a_block() {
-        let mut cache = Cache::new(1, 16);
+        let mut cache = AmxCache::new(1, 16);
         let values: Vec<bf16> = (0..32 * 16).map(bf16::from_bits).collect();
         cache.append(&values, &values, &alone);
         let packed = contents(&cache);
         // token 3, element 5: keys by token, values by element
-        assert_eq!((packed[3 * 32 + 5], packed[STEP + 5 * 32 + 3]), (53, 53));
-        assert!(packed[STEP + TILE..].iter().all(|&bits| bits == 0), "the missing half of a step is zero");
+        assert_eq!((packed[3 * 32 + 5], packed[STEP_ELEMENTS + 5 * 32 + 3]), (53, 53));
+        assert!(
+            packed[STEP_ELEMENTS + TILE_ELEMENTS..].iter().all(|&bits| bits == 0),
+            "the missing half of a step is zero"
+        );
     }
 }

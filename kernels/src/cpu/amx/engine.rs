@@ -6,15 +6,15 @@
 //! numbers, transposed as 16 x 16 pairs. A block of results is 32 x 32 f32, row-major.
 
 /// Rows and columns of a block; inner indices of a step.
-pub(super) const SIDE: usize = 32;
+pub(super) const BLOCK_SIDE: usize = 32;
 /// Rows of a tile, f32 lanes of a vector.
 pub(super) const LANES: usize = 16;
 /// bf16 elements of a tile.
-pub(super) const TILE: usize = LANES * SIDE;
+pub(super) const TILE_ELEMENTS: usize = LANES * BLOCK_SIDE;
 /// bf16 elements of one step of a panel.
-pub(super) const STEP: usize = 2 * TILE;
+pub(super) const STEP_ELEMENTS: usize = 2 * TILE_ELEMENTS;
 /// f32 elements of a block of results.
-pub(super) const BLOCK: usize = SIDE * SIDE;
+pub(super) const RESULT_BLOCK: usize = BLOCK_SIDE * BLOCK_SIDE;
 
 /// A matrix of bf16 bits in memory, read only.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ unsafe impl Sync for Rows {}
 impl Rows {
     /// Up to 32 rows from `first` on, fewer (or none) at the end.
     pub(super) fn band(&self, first: usize) -> Self {
-        let rows = self.rows.saturating_sub(first).min(SIDE);
+        let rows = self.rows.saturating_sub(first).min(BLOCK_SIDE);
         Self { data: self.data.wrapping_add(first * self.stride), rows, ..*self }
     }
 }
@@ -145,7 +145,7 @@ pub(super) struct Product {
     /// Whether only the first 16 columns are wanted; what the block holds of the others is undefined afterwards.
     pub(super) narrow: bool,
     /// Elements from `a` to what is asked for from memory meanwhile, which need not be there; 0 for nothing.
-    pub(super) ahead: usize,
+    pub(super) prefetch: usize,
 }
 
 /// Scores of 32 keys for 16 query rows, on their way to weights.

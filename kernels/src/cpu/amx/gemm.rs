@@ -7,13 +7,13 @@ use std::cell::RefCell;
 
 use half::bf16;
 
-use super::buffer::Buffer;
-use super::engine::{BLOCK, Engine, Product, Rows, SIDE, STEP, Sink, Target};
-use super::weights::Weights;
+use super::buffer::AmxBuffer;
+use super::engine::{BLOCK_SIDE, Engine, Product, RESULT_BLOCK, Rows, STEP_ELEMENTS, Sink, Target};
+use super::weights::AmxWeights;
 use super::{Parallel, dispatch};
 
 /// What becomes of `x W^T + b (m, n)`, which is f32 until then.
-pub enum Output<'a> {
+pub enum GemmOutput<'a> {
     /// Kept in single precision.
     F32(&'a mut [f32]),
     /// Rounded to bf16.
@@ -25,24 +25,24 @@ pub enum Output<'a> {
 }
 
 /// `x (m, k) -> (m, n)`.
-pub fn gemm(x: &[bf16], weights: &Weights, output: Output<'_>, parallel: Parallel<'_>) {
+pub fn gemm(x: &[bf16], weights: &AmxWeights, output: GemmOutput<'_>, parallel: Parallel<'_>) {
     let (x, sink) = operands(x, weights, output);
     dispatch!(gemm_with(x, weights, sink, parallel))
 }
 
 /// Checks that the operands fit one another.
-fn operands(x: &[bf16], weights: &Weights, output: Output<'_>) -> (Rows, Sink) {
+fn operands(x: &[bf16], weights: &AmxWeights, output: GemmOutput<'_>) -> (Rows, Sink) {
     let (n, k) = (weights.outputs(), weights.inputs());
     assert!(k > 0 && x.len().is_multiple_of(k), "x must be (m, {k})");
     let m = x.len() / k;
     let (target, residual) = match output {
-        Output::F32(y) => (check(y.len(), m * n, Target::F32(y.as_mut_ptr())), std::ptr::null()),
-        Output::Bf16(y) => (check(y.len(), m * n, Target::Bf16(y.as_mut_ptr().cast())), std::ptr::null()),
-        Output::AddBf16(y) => {
+        GemmOutput::F32(y) => (check(y.len(), m * n, Target::F32(y.as_mut_ptr())), std::ptr::null()),
+        GemmOutput::Bf16(y) => (check(y.len(), m * n, Target::Bf16(y.as_mut_ptr().cast())), std::ptr::null()),
+        GemmOutput::AddBf16(y) => {
             let start = y.as_mut_ptr().cast::<u16>();
             (check(y.len(), m * n, Target::Bf16(start)), start.cast_const())
         }
-        Output::SumBf16(y, residual) => {
+        GemmOutput::SumBf16(y, residual) => {
             assert_eq!(residual.len(), m * n, "the residual must be as large as the result");
             (check(y.len(), m * n, Target::Bf16(y.as_mut_ptr().cast())), residual.as_ptr().cast())
         }
@@ -66,24 +66,24 @@ const WIDE: usize = 16;
 const RESIDENT: usize = 1 << 18;
 
 /// One task's part of the product: some rows of `x`, some panels of `W`.
-struct Part<'a> {
+struct GemmPart<'a> {
     x: Rows,
-    weights: &'a Weights,
+    weights: &'a AmxWeights,
     columns: std::ops::Range<usize>,
     sink: Sink,
 }
 
 /// # Safety
 /// The machine must suit the engine; `x` and `sink` must be `(m, k)` and `(m, n)`.
-unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel: Parallel<'_>) {
+unsafe fn gemm_with<E: Engine>(x: Rows, weights: &AmxWeights, sink: Sink, parallel: Parallel<'_>) {
     // Sixteen tasks at least where the shape has them: a few rows are split by columns.
     const GEMM_TASKS: usize = 16;
     if x.rows == 0 || weights.outputs() == 0 {
         return;
     }
     let rows = if weights.steps() >= DEEP { 192 } else { 128 };
-    let rows = rows.min(x.rows.div_ceil(4).next_multiple_of(SIDE));
-    let panels = weights.outputs().div_ceil(SIDE);
+    let rows = rows.min(x.rows.div_ceil(4).next_multiple_of(BLOCK_SIDE));
+    let panels = weights.outputs().div_ceil(BLOCK_SIDE);
     let bands = x.rows.div_ceil(rows);
     let width = panels.div_ceil(GEMM_TASKS.div_ceil(bands).min(panels));
     let splits = panels.div_ceil(width);
@@ -91,7 +91,7 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel:
         let (band, split) = (task / splits, task % splits);
         let first = band * rows;
         let (x, sink) = (&x, &sink);
-        let part = Part {
+        let part = GemmPart {
             x: Rows { data: x.data.wrapping_add(first * x.stride), rows: rows.min(x.rows - first), ..*x },
             weights,
             columns: split * width..panels.min((split + 1) * width),
@@ -105,10 +105,10 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel:
 
 thread_local! {
     /// Panels of `x` and blocks of sums, kept between calls.
-    static GEMM_SCRATCH: RefCell<(Buffer, Buffer)> = RefCell::new((Buffer::new(0), Buffer::new(0)));
+    static GEMM_SCRATCH: RefCell<(AmxBuffer, AmxBuffer)> = RefCell::new((AmxBuffer::new(0), AmxBuffer::new(0)));
 }
 
-impl Part<'_> {
+impl GemmPart<'_> {
     /// # Safety
     /// The machine must suit the engine, and the part's rows and columns exist.
     unsafe fn compute<E: Engine>(&self) {
@@ -117,20 +117,20 @@ impl Part<'_> {
             // SAFETY: the caller's promise.
             return unsafe { self.few::<E>() };
         }
-        let panels = self.x.rows.div_ceil(SIDE);
+        let panels = self.x.rows.div_ceil(BLOCK_SIDE);
         let deep = steps >= DEEP;
-        let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP)).next_multiple_of(GROUP) };
+        let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP_ELEMENTS)).next_multiple_of(GROUP) };
         GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
-            left.reserve(panels * steps * STEP * size_of::<u16>());
-            sums.reserve(if deep { panels * WIDE } else { GROUP } * BLOCK * size_of::<f32>());
+            left.reserve(panels * steps * STEP_ELEMENTS * size_of::<u16>());
+            sums.reserve(if deep { panels * WIDE } else { GROUP } * RESULT_BLOCK * size_of::<f32>());
             let left = left.pointer::<u16>();
             for panel in 0..panels {
                 // SAFETY: a band lies within `x`, and the buffer holds a panel for each.
-                unsafe { E::pack_rows(self.x.band(panel * SIDE), left.add(panel * steps * STEP)) }
+                unsafe { E::pack_rows(self.x.band(panel * BLOCK_SIDE), left.add(panel * steps * STEP_ELEMENTS)) }
             }
             // SAFETY: the caller's promise.
             let session = unsafe { E::begin() };
-            let mut blocks = Blocks::<E> { part: self, session, left, sums: sums.pointer() };
+            let mut blocks = GemmBlocks::<E> { part: self, session, left, sums: sums.pointer() };
             for first in self.columns.clone().step_by(wide) {
                 let columns = first..self.columns.end.min(first + wide);
                 // SAFETY: the scratch was sized for this, and the columns are the part's.
@@ -140,32 +140,32 @@ impl Part<'_> {
     }
 }
 
-impl Part<'_> {
+impl GemmPart<'_> {
     /// A few rows: `W` is read once, and nothing is packed.
     ///
     /// # Safety
-    /// As [`Part::compute`].
+    /// As [`GemmPart::compute`].
     unsafe fn few<E: Engine>(&self) {
         let (steps, Rows { data, stride, rows, columns }) = (self.weights.steps(), self.x);
         GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
-            left.reserve(rows * steps * SIDE * size_of::<f32>());
-            sums.reserve(BLOCK * size_of::<f32>());
+            left.reserve(rows * steps * BLOCK_SIDE * size_of::<f32>());
+            sums.reserve(RESULT_BLOCK * size_of::<f32>());
             let (left, sums) = (left.pointer::<f32>(), sums.pointer::<f32>());
             for row in 0..rows {
-                for at in 0..steps * SIDE {
+                for at in 0..steps * BLOCK_SIDE {
                     // SAFETY: the scratch has whole steps, and `x` its columns.
                     unsafe {
                         let bits = if at < columns { *data.add(row * stride + at) } else { 0 };
-                        left.add(row * steps * SIDE + at).write(bf16::from_bits(bits).to_f32());
+                        left.add(row * steps * BLOCK_SIDE + at).write(bf16::from_bits(bits).to_f32());
                     }
                 }
             }
             for column in self.columns.clone() {
-                let outputs = SIDE.min(self.weights.outputs() - column * SIDE);
+                let outputs = BLOCK_SIDE.min(self.weights.outputs() - column * BLOCK_SIDE);
                 // SAFETY: the rows were just widened, the panel exists, and the block's columns are the part's.
                 unsafe {
                     E::product_of_few(left, rows, self.weights.panel(column, 0), steps, sums);
-                    E::store(sums, rows, outputs, self.sink.at(0, column * SIDE));
+                    E::store(sums, rows, outputs, self.sink.at(0, column * BLOCK_SIDE));
                 }
             }
         });
@@ -176,18 +176,18 @@ impl Part<'_> {
 const GROUP: usize = 4;
 
 /// The loops over blocks.
-struct Blocks<'a, E: Engine> {
-    part: &'a Part<'a>,
+struct GemmBlocks<'a, E: Engine> {
+    part: &'a GemmPart<'a>,
     session: E::Session,
     left: *const u16,
     sums: *mut f32,
 }
 
-impl<E: Engine> Blocks<'_, E> {
+impl<E: Engine> GemmBlocks<'_, E> {
     /// Each group of blocks over the whole inner dimension, its sums in the first-level cache.
     ///
     /// # Safety
-    /// As [`Part::compute`].
+    /// As [`GemmPart::compute`].
     unsafe fn shallow(&mut self, panels: usize, columns: std::ops::Range<usize>) {
         let (steps, depth) = self.passes();
         for panel in 0..panels {
@@ -195,7 +195,9 @@ impl<E: Engine> Blocks<'_, E> {
                 for step in (0..steps).step_by(depth) {
                     for column in first..columns.end.min(first + GROUP) {
                         // SAFETY: the scratch holds the blocks of a group.
-                        unsafe { self.multiply((panel, column), step, depth, self.sums.add((column - first) * BLOCK)) }
+                        unsafe {
+                            self.multiply((panel, column), step, depth, self.sums.add((column - first) * RESULT_BLOCK))
+                        }
                     }
                 }
             }
@@ -205,7 +207,7 @@ impl<E: Engine> Blocks<'_, E> {
     /// Every block of the part a pass at a time, so that `W` is read once; sums in the second-level cache.
     ///
     /// # Safety
-    /// As [`Part::compute`].
+    /// As [`GemmPart::compute`].
     unsafe fn deep(&mut self, panels: usize, columns: std::ops::Range<usize>) {
         let (steps, depth) = self.passes();
         for step in (0..steps).step_by(depth) {
@@ -213,7 +215,7 @@ impl<E: Engine> Blocks<'_, E> {
                 for column in columns.clone() {
                     // SAFETY: the scratch holds every block of these columns.
                     unsafe {
-                        let sums = self.sums.add((panel * WIDE + column - columns.start) * BLOCK);
+                        let sums = self.sums.add((panel * WIDE + column - columns.start) * RESULT_BLOCK);
                         self.multiply((panel, column), step, depth, sums);
                     }
                 }
@@ -233,12 +235,12 @@ impl<E: Engine> Blocks<'_, E> {
     /// The block must exist, and `sums` be its scratch.
     #[inline(always)]
     unsafe fn multiply(&mut self, (panel, column): (usize, usize), step: usize, depth: usize, sums: *mut f32) {
-        let Part { x, weights, sink, .. } = self.part;
+        let GemmPart { x, weights, sink, .. } = self.part;
         let steps = weights.steps();
         // SAFETY: both panels exist from `step` on, for `steps - step` steps; the block's rows and columns lie within the
         // part's result.
         unsafe {
-            let a = self.left.add((panel * steps + step) * STEP);
+            let a = self.left.add((panel * steps + step) * STEP_ELEMENTS);
             let b = weights.panel(column, step);
             let product = Product {
                 a,
@@ -247,12 +249,12 @@ impl<E: Engine> Blocks<'_, E> {
                 c: sums,
                 accumulate: step > 0,
                 narrow: false,
-                ahead: 0,
+                prefetch: 0,
             };
             E::product(&mut self.session, product);
             if step + depth >= steps {
-                let (row, column) = (panel * SIDE, column * SIDE);
-                let (rows, columns) = (SIDE.min(x.rows - row), SIDE.min(weights.outputs() - column));
+                let (row, column) = (panel * BLOCK_SIDE, column * BLOCK_SIDE);
+                let (rows, columns) = (BLOCK_SIDE.min(x.rows - row), BLOCK_SIDE.min(weights.outputs() - column));
                 E::store(sums, rows, columns, sink.at(row, column));
             }
         }

@@ -16,10 +16,10 @@ mod panels;
 mod portable;
 mod weights;
 
-pub use attention::{Listed, Query, attention, attention_listed};
-pub use cache::Cache;
-pub use gemm::{Output, gemm};
-pub use weights::Weights;
+pub use attention::{ListedRows, Query, attention, attention_listed};
+pub use cache::AmxCache;
+pub use gemm::{GemmOutput, gemm};
+pub use weights::AmxWeights;
 
 /// Runs `work(0)`, `work(1)`, ... `work(tasks - 1)` on as many threads as the caller likes, started in this order, and
 /// returns when all are done. No result depends on the number of threads.
@@ -43,7 +43,7 @@ macro_rules! dispatch {
             unsafe { $function::<$crate::cpu::amx::native::Amx>($($argument),*) }
         } else {
             // SAFETY: the scalar engine asks for nothing.
-            unsafe { $function::<$crate::cpu::amx::portable::Portable>($($argument),*) }
+            unsafe { $function::<$crate::cpu::amx::portable::PortableEngine>($($argument),*) }
         }
     };
 }
@@ -51,7 +51,7 @@ macro_rules! dispatch {
 macro_rules! dispatch {
     ($function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the scalar engine asks for nothing.
-        unsafe { $function::<$crate::cpu::amx::portable::Portable>($($argument),*) }
+        unsafe { $function::<$crate::cpu::amx::portable::PortableEngine>($($argument),*) }
     };
 }
 use dispatch;

@@ -3,13 +3,13 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::engine::{Engine, Exponentials, LANES, Product, Rows, SIDE, Sink, Softmax, Target};
+use super::engine::{BLOCK_SIDE, Engine, Exponentials, LANES, Product, Rows, Sink, Softmax, Target};
 use super::panels;
-use beside::Beside;
+use interleaved::InterleavedProducts;
 use session::Session;
 
-mod beside;
 mod few;
+mod interleaved;
 mod session;
 
 /// Intel AMX with AVX-512. Suits a machine where `available()` is true.
@@ -27,7 +27,7 @@ impl Engine for Amx {
 
     /// Four tiles of sums, two of each operand.
     #[inline(always)]
-    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate, narrow: _, ahead: _ }: Product) {
+    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate, narrow: _, prefetch: _ }: Product) {
         // SAFETY: a session lives.
         unsafe { Self::settle(session) }
         // SAFETY: the caller's panels cover 2 KiB a step and the block 4 KiB (its last 16 rows begin at 2 KiB); a session
@@ -139,7 +139,7 @@ unsafe fn pack_transposed(source: Rows, tile: *mut u16) {
         };
         for pair in 0..LANES {
             let both = _mm512_or_si512(row(2 * pair), _mm512_slli_epi32::<16>(row(2 * pair + 1)));
-            _mm512_store_si512(tile.add(pair * SIDE).cast(), both);
+            _mm512_store_si512(tile.add(pair * BLOCK_SIDE).cast(), both);
         }
         transpose(tile.cast());
     }
@@ -183,7 +183,7 @@ unsafe fn transpose(tile: *mut u32) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn store(block: *const f32, rows: usize, columns: usize, sink: Sink) {
-    let mask: __mmask32 = if columns >= SIDE { !0 } else { (1 << columns) - 1 };
+    let mask: __mmask32 = if columns >= BLOCK_SIDE { !0 } else { (1 << columns) - 1 };
     let halves = [mask as __mmask16, (mask >> LANES) as __mmask16];
     let zero = _mm512_setzero_ps();
     // SAFETY: a bias has 32 elements; the block is aligned; rows of the sink are touched only in the masked columns, which
@@ -191,7 +191,7 @@ unsafe fn store(block: *const f32, rows: usize, columns: usize, sink: Sink) {
     unsafe {
         let bias = [0, LANES].map(|half| if sink.bias.is_null() { zero } else { _mm512_loadu_ps(sink.bias.add(half)) });
         for row in 0..rows {
-            let line = block.add(row * SIDE);
+            let line = block.add(row * BLOCK_SIDE);
             let mut low = _mm512_add_ps(_mm512_load_ps(line), bias[0]);
             let mut high = _mm512_add_ps(_mm512_load_ps(line.add(LANES)), bias[1]);
             if !sink.residual.is_null() {
@@ -231,10 +231,10 @@ fn narrow(low: __m512, high: __m512) -> __m512i {
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool {
     let mut peaks = [_mm512_set1_ps(f32::NEG_INFINITY); 4];
-    for key in (0..SIDE).step_by(4) {
+    for key in (0..BLOCK_SIDE).step_by(4) {
         for (offset, peak) in peaks.iter_mut().enumerate() {
             // SAFETY: 32 aligned rows of scores belong to the caller.
-            *peak = _mm512_max_ps(*peak, unsafe { _mm512_load_ps(scores.add((key + offset) * SIDE)) });
+            *peak = _mm512_max_ps(*peak, unsafe { _mm512_load_ps(scores.add((key + offset) * BLOCK_SIDE)) });
         }
     }
     let peak = _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
@@ -259,7 +259,7 @@ unsafe fn exponentials(session: &mut Session, work: Exponentials, products: &[Pr
         16, 0,
     );
     const SLOTS: usize = LANES / 2;
-    let mut beside = Beside::new(session, products, SLOTS);
+    let mut beside = InterleavedProducts::new(session, products, SLOTS);
     // SAFETY: the caller's state, aligned, 32 rows of scores and a tile; the products are the caller's too.
     unsafe {
         let softmax = &mut *work.softmax;
@@ -270,13 +270,13 @@ unsafe fn exponentials(session: &mut Session, work: Exponentials, products: &[Pr
             beside.advance();
             for next in 0..2 {
                 let pair = 2 * slot + next;
-                let scores = work.scores.add(2 * pair * SIDE);
+                let scores = work.scores.add(2 * pair * BLOCK_SIDE);
                 let even = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores), factor, origin));
-                let odd = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores.add(SIDE)), factor, origin));
+                let odd = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores.add(BLOCK_SIDE)), factor, origin));
                 sums[2 * next] = _mm512_add_ps(sums[2 * next], even);
                 sums[2 * next + 1] = _mm512_add_ps(sums[2 * next + 1], odd);
                 let packed = _mm512_permutexvar_epi16(pairs, narrow(even, odd));
-                _mm512_store_si512(work.weights.add(pair * SIDE).cast(), packed);
+                _mm512_store_si512(work.weights.add(pair * BLOCK_SIDE).cast(), packed);
             }
         }
         let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));

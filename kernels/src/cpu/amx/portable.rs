@@ -2,13 +2,15 @@
 
 use half::bf16;
 
-use super::engine::{Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Sink, Softmax, TILE, Target};
+use super::engine::{
+    BLOCK_SIDE, Engine, Exponentials, LANES, Product, Rows, STEP_ELEMENTS, Sink, Softmax, TILE_ELEMENTS, Target,
+};
 use super::panels;
 
 /// Plain Rust on any machine.
-pub(super) struct Portable;
+pub(super) struct PortableEngine;
 
-impl Engine for Portable {
+impl Engine for PortableEngine {
     type Session = ();
 
     const FEW: usize = 0;
@@ -17,21 +19,21 @@ impl Engine for Portable {
 
     /// In the order of the unit (Intel SDM, TDPBF16PS): within a step the even and the odd inner indices are summed
     /// apart, then both into the result. A product of two bf16 is exact in f32, so fused or not is the same.
-    unsafe fn product((): &mut (), Product { a, b, steps, c, accumulate, narrow, ahead: _ }: Product) {
-        for row in 0..SIDE {
+    unsafe fn product((): &mut (), Product { a, b, steps, c, accumulate, narrow, prefetch: _ }: Product) {
+        for row in 0..BLOCK_SIDE {
             for half in 0..if narrow { 1 } else { 2 } {
                 // SAFETY: the caller's pointers cover two panels of `steps` steps and a block.
                 unsafe {
-                    let line = c.add(row * SIDE + half * LANES).cast::<[f32; LANES]>();
+                    let line = c.add(row * BLOCK_SIDE + half * LANES).cast::<[f32; LANES]>();
                     let mut sum = if accumulate { *line } else { [0.0; LANES] };
                     for step in 0..steps {
-                        let left = a.add(step * STEP + row * SIDE);
-                        let right = b.add(step * STEP + half * TILE);
+                        let left = a.add(step * STEP_ELEMENTS + row * BLOCK_SIDE);
+                        let right = b.add(step * STEP_ELEMENTS + half * TILE_ELEMENTS);
                         let mut parts = [[0.0f32; 2]; LANES];
-                        for inner in 0..SIDE {
+                        for inner in 0..BLOCK_SIDE {
                             for (lane, part) in parts.iter_mut().enumerate() {
                                 part[inner % 2] += widen(*left.add(inner))
-                                    * widen(*right.add(inner / 2 * SIDE + lane * 2 + inner % 2));
+                                    * widen(*right.add(inner / 2 * BLOCK_SIDE + lane * 2 + inner % 2));
                             }
                         }
                         for (sum, part) in sum.iter_mut().zip(parts) {
@@ -57,11 +59,11 @@ impl Engine for Portable {
             let softmax = &mut *work.softmax;
             for lane in 0..LANES {
                 let mut sum = 0.0;
-                for key in 0..SIDE {
-                    let score = *work.scores.add(key * SIDE + lane);
+                for key in 0..BLOCK_SIDE {
+                    let score = *work.scores.add(key * BLOCK_SIDE + lane);
                     let weight = ((score - softmax.reference[lane]) * work.scale).exp2();
                     sum += weight;
-                    *work.weights.add(key / 2 * SIDE + lane * 2 + key % 2) = narrow(weight);
+                    *work.weights.add(key / 2 * BLOCK_SIDE + lane * 2 + key % 2) = narrow(weight);
                 }
                 softmax.sum[lane] += sum;
             }
@@ -76,13 +78,13 @@ impl Engine for Portable {
     }
 
     unsafe fn pack_transposed(source: Rows, tile: *mut u16) {
-        for row in 0..SIDE {
+        for row in 0..BLOCK_SIDE {
             for column in 0..LANES {
                 let present = row < source.rows && column < source.columns;
                 // SAFETY: the element is the source's where it has one; a tile is 16 rows of 32.
                 unsafe {
                     let value = if present { *source.data.add(row * source.stride + column) } else { 0 };
-                    tile.add(column * SIDE + row).write(value);
+                    tile.add(column * BLOCK_SIDE + row).write(value);
                 }
             }
         }
@@ -103,7 +105,7 @@ impl Engine for Portable {
                 let at = row * sink.stride + column;
                 // SAFETY: `rows x columns` of the block and of the sink belong to the caller.
                 unsafe {
-                    let mut value = *block.add(row * SIDE + column);
+                    let mut value = *block.add(row * BLOCK_SIDE + column);
                     if !sink.bias.is_null() {
                         value += *sink.bias.add(column);
                     }
@@ -121,10 +123,10 @@ impl Engine for Portable {
 
     unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool {
         let mut peak = [f32::NEG_INFINITY; LANES];
-        for key in 0..SIDE {
+        for key in 0..BLOCK_SIDE {
             for (lane, peak) in peak.iter_mut().enumerate() {
                 // SAFETY: 32 rows of scores belong to the caller.
-                *peak = peak.max(unsafe { *scores.add(key * SIDE + lane) });
+                *peak = peak.max(unsafe { *scores.add(key * BLOCK_SIDE + lane) });
             }
         }
         // SAFETY: the caller's state, which nobody else uses meanwhile.

@@ -2,19 +2,19 @@
 
 use half::bf16;
 
-use super::buffer::Buffer;
-use super::engine::{Engine, Rows, SIDE, STEP};
+use super::buffer::AmxBuffer;
+use super::engine::{BLOCK_SIDE, Engine, Rows, STEP_ELEMENTS};
 use super::{Parallel, dispatch, panels};
 
 /// `W (outputs, inputs)` of `y = x W^T + b`: panels of 32 outputs over all inputs, padded with zeros.
-pub struct Weights {
+pub struct AmxWeights {
     outputs: usize,
     inputs: usize,
-    panels: Buffer,
-    bias: Option<Buffer>,
+    panels: AmxBuffer,
+    bias: Option<AmxBuffer>,
 }
 
-impl Weights {
+impl AmxWeights {
     /// Packs `rows (outputs, inputs)`.
     pub fn pack(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> Self {
         assert_eq!(rows.len(), outputs * inputs, "weights must be (outputs, inputs)");
@@ -24,9 +24,9 @@ impl Weights {
     /// Adds a bias, one f32 for each output.
     pub fn with_bias(mut self, bias: &[f32]) -> Self {
         assert_eq!(bias.len(), self.outputs, "a bias has one element for each output");
-        let padded = Buffer::new(self.outputs.next_multiple_of(SIDE) * size_of::<f32>());
+        let padded = AmxBuffer::new(self.outputs.next_multiple_of(BLOCK_SIDE) * size_of::<f32>());
         let start = padded.pointer::<f32>();
-        for column in 0..self.outputs.next_multiple_of(SIDE) {
+        for column in 0..self.outputs.next_multiple_of(BLOCK_SIDE) {
             // SAFETY: the buffer was made this long.
             unsafe { start.add(column).write(bias.get(column).copied().unwrap_or(0.0)) };
         }
@@ -46,12 +46,12 @@ impl Weights {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.panels.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+        self.panels.bytes() + self.bias.as_ref().map_or(0, AmxBuffer::bytes)
     }
 
     /// Steps of the inner dimension.
     pub(super) fn steps(&self) -> usize {
-        self.inputs.div_ceil(SIDE)
+        self.inputs.div_ceil(BLOCK_SIDE)
     }
 
     /// Panel `index`, from its step `step` on.
@@ -60,7 +60,7 @@ impl Weights {
     /// Both must exist.
     pub(super) unsafe fn panel(&self, index: usize, step: usize) -> *const u16 {
         // SAFETY: the caller names a step of a panel that exists.
-        unsafe { self.panels.pointer::<u16>().add((index * self.steps() + step) * STEP) }
+        unsafe { self.panels.pointer::<u16>().add((index * self.steps() + step) * STEP_ELEMENTS) }
     }
 
     /// The bias, padded to whole panels; null for none.
@@ -71,13 +71,15 @@ impl Weights {
 
 /// # Safety
 /// The machine must suit the engine.
-unsafe fn pack_with<E: Engine>(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> Weights {
-    let panel = inputs.div_ceil(SIDE) * STEP;
-    let packed = Buffer::new(outputs.div_ceil(SIDE) * panel * size_of::<u16>());
+unsafe fn pack_with<E: Engine>(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> AmxWeights {
+    let panel = inputs.div_ceil(BLOCK_SIDE) * STEP_ELEMENTS;
+    let packed = AmxBuffer::new(outputs.div_ceil(BLOCK_SIDE) * panel * size_of::<u16>());
     let source = Rows { data: rows.as_ptr().cast(), stride: inputs, rows: outputs, columns: inputs };
-    parallel(outputs.div_ceil(SIDE), &|index| {
+    parallel(outputs.div_ceil(BLOCK_SIDE), &|index| {
         // SAFETY: a band lies within `rows`, the panel within the buffer, and no other task has it.
-        unsafe { panels::pack_columns::<E>(source.band(index * SIDE), packed.pointer::<u16>().add(index * panel)) }
+        unsafe {
+            panels::pack_columns::<E>(source.band(index * BLOCK_SIDE), packed.pointer::<u16>().add(index * panel))
+        }
     });
-    Weights { outputs, inputs, panels: packed, bias: None }
+    AmxWeights { outputs, inputs, panels: packed, bias: None }
 }

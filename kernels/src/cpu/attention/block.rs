@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::lanes::{Element, Extent, Lanes, Left, PANEL, Right, Sums, product, store_some};
-use super::super::pool::Shared;
+use super::super::lanes::{Element, Extent, Lanes, LeftOperand, PANEL, RightOperand, Sums, product, store_some};
+use super::super::pool::DisjointBuffer;
 use super::cache::{BLOCK_KEYS, Head};
 use super::sums::{Merged, Raw};
 
@@ -12,10 +12,10 @@ pub(super) const TILE_ROWS: usize = 96;
 
 /// Where rows' results go.
 pub(super) struct Results {
-    pub output: Shared<f32>,
-    pub lse: Shared<f32>,
+    pub output: DisjointBuffer<f32>,
+    pub lse: DisjointBuffer<f32>,
     /// Highest scaled score of each row, where it is wanted.
-    pub maxima: Option<Shared<f32>>,
+    pub maxima: Option<DisjointBuffer<f32>>,
 }
 
 impl<E: Element> Head<E> {
@@ -50,18 +50,18 @@ pub(super) struct Sizes {
 }
 
 /// What a query row may see: keys before `end`, less those hidden.
-pub(super) struct Sight {
+pub(super) struct Visibility {
     pub end: usize,
     pub hidden: Range<usize>,
 }
 
 /// Blocks that some row of a tile sees: the first `head`, and `tail`.
-pub(super) struct Live {
+pub(super) struct LiveBlocks {
     head: usize,
     tail: Range<usize>,
 }
 
-impl Live {
+impl LiveBlocks {
     pub(super) fn len(&self) -> usize {
         self.head + self.tail.len()
     }
@@ -75,7 +75,7 @@ impl Live {
 pub(super) struct Tile {
     q: Vec<f32>,
     /// What each row sees.
-    sights: Vec<Sight>,
+    sights: Vec<Visibility>,
     /// Keys hidden to any row, and whatever lies between.
     hidden: Range<usize>,
     /// Keys that no row sees, ascending.
@@ -116,7 +116,7 @@ impl Tile {
     }
 
     /// Takes up rows `q (rows, dim)`, which may see every key.
-    pub(super) fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Sight>) {
+    pub(super) fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Visibility>) {
         self.q.clear();
         self.q.extend(q.iter().map(|x| x.widen()));
         self.sights.clear();
@@ -155,9 +155,9 @@ impl Tile {
     }
 
     /// Blocks that some row sees.
-    pub(super) fn live(&self) -> Live {
+    pub(super) fn live(&self) -> LiveBlocks {
         let (mut start, mut end) = (0, usize::MAX);
-        for Sight { end: seen, hidden } in &self.sights {
+        for Visibility { end: seen, hidden } in &self.sights {
             start = start.max(hidden.start);
             if hidden.end < *seen {
                 end = end.min(hidden.end);
@@ -165,7 +165,7 @@ impl Tile {
         }
         let blocks = self.end().div_ceil(BLOCK_KEYS);
         let head = start.div_ceil(BLOCK_KEYS).min(blocks);
-        Live { head, tail: (end / BLOCK_KEYS).max(head)..blocks.max(head) }
+        LiveBlocks { head, tail: (end / BLOCK_KEYS).max(head)..blocks.max(head) }
     }
 
     /// Keys of a block that row `row` sees, up to the last.
@@ -229,8 +229,8 @@ impl Tile {
                 let scores = scores.add(rows.start * BLOCK_KEYS);
                 if seen > 0 {
                     let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
-                    let left = Left { data: self.q.as_ptr().add(rows.start * dim), row: dim };
-                    let right = Right { data: block.keys, panel: dim * PANEL, row: PANEL };
+                    let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
+                    let right = RightOperand { data: block.keys, panel: dim * PANEL, row: PANEL };
                     product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
                 }
                 for (i, row) in rows.clone().enumerate() {
@@ -267,8 +267,8 @@ impl Tile {
             let extent = Extent { rows: rows.len(), k: seen, panels: sizes.stride / PANEL };
             // SAFETY: weights of these rows, and values of the seen keys, are there.
             unsafe {
-                let left = Left { data: scores.as_ptr().add(rows.start * BLOCK_KEYS), row: BLOCK_KEYS };
-                let right = Right { data: block.values, panel: BLOCK_KEYS * PANEL, row: PANEL };
+                let left = LeftOperand { data: scores.as_ptr().add(rows.start * BLOCK_KEYS), row: BLOCK_KEYS };
+                let right = RightOperand { data: block.values, panel: BLOCK_KEYS * PANEL, row: PANEL };
                 product::<L, E, S>(extent, left, right, &sums(rows.start));
             }
         }

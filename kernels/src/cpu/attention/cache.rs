@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use super::super::lanes::{Aligned, Element, PANEL};
-use super::super::pool::{Pool, Shared, Tasks};
+use super::super::pool::{DisjointBuffer, Tasks, ThreadPool};
 
 /// Keys that attention takes together.
 pub(in super::super) const BLOCK_KEYS: usize = 128;
 
 /// `len` tokens of every KV head.
 #[derive(Clone)]
-pub(in super::super) struct Cache<E> {
+pub(in super::super) struct PanelCache<E> {
     pub heads: Vec<Head<E>>,
     pub dim: usize,
     pub len: usize,
@@ -25,7 +25,7 @@ pub(in super::super) struct Head<E> {
     pub values: Aligned<E>,
 }
 
-impl<E: Element> Cache<E> {
+impl<E: Element> PanelCache<E> {
     pub(in super::super) fn new(heads: usize, dim: usize) -> Self {
         let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
         Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
@@ -37,7 +37,7 @@ impl<E: Element> Cache<E> {
     }
 
     /// Appends `tokens` rows of `k, v (heads, tokens, dim)`.
-    pub(in super::super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &Pool) {
+    pub(in super::super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &ThreadPool) {
         let (start, dim, stride) = (self.len, self.dim, self.stride());
         self.len += tokens;
         let targets: Vec<_> = self.heads.iter_mut().map(|head| head.grow(self.len, dim, stride)).collect();
@@ -141,10 +141,10 @@ impl<E: Element> Head<E> {
         }
     }
 
-    fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
+    fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (DisjointBuffer<E>, DisjointBuffer<E>) {
         self.keys.grow(len.next_multiple_of(PANEL) * dim);
         self.values.grow(len.next_multiple_of(BLOCK_KEYS) * stride);
-        (Shared::new(&mut self.keys), Shared::new(&mut self.values))
+        (DisjointBuffer::new(&mut self.keys), DisjointBuffer::new(&mut self.values))
     }
 }
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
-use super::super::pool::{Shared, Tasks, filled};
-use super::block::{Block, Live, Results, Sight, Sizes, TILE_ROWS, Tile};
-use super::cache::{BLOCK_KEYS, Cache};
+use super::super::pool::{DisjointBuffer, Tasks, filled};
+use super::block::{Block, LiveBlocks, Results, Sizes, TILE_ROWS, Tile, Visibility};
+use super::cache::{BLOCK_KEYS, PanelCache};
 use super::sums::{Raw, merge};
 use crate::Heads;
 use crate::reference::AttentionShape;
@@ -17,9 +17,9 @@ use crate::reference::AttentionShape;
 const SPLIT_ROWS: usize = 12;
 
 /// One call: `q (query heads, queries, dim)`.
-pub(in super::super) struct Attention<'a, E> {
+pub(in super::super) struct CpuAttentionCall<'a, E> {
     pub q: &'a [E],
-    pub cache: &'a Cache<E>,
+    pub cache: &'a PanelCache<E>,
     pub shape: AttentionShape,
     /// Keys that no row sees, ascending.
     pub holes: &'a [Range<usize>],
@@ -32,15 +32,15 @@ struct Piece {
     rows: Range<usize>,
 }
 
-impl<E: Element> Attention<'_, E> {
+impl<E: Element> CpuAttentionCall<'_, E> {
     /// Output `(query heads, queries, dim)` and log-sum-exp `(query heads, queries)`.
     pub(in super::super) fn run(self, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
         let rows = self.shape.heads.query * self.shape.queries;
         assert!(self.q.len() == rows * self.shape.heads.dim && self.cache.len == self.shape.keys);
         let pieces = self.pieces(compute.pool.threads());
         let mut lse = vec![0.0; rows];
-        let logs = Shared::new(&mut lse);
-        let write = |output: Shared<f32>| {
+        let logs = DisjointBuffer::new(&mut lse);
+        let write = |output: DisjointBuffer<f32>| {
             let result = Results { output, lse: logs, maxima: None };
             let narrow = pieces.iter().all(|piece| piece.rows.len() <= SPLIT_ROWS);
             if narrow && pieces.len() < 4 * compute.pool.threads() {
@@ -77,12 +77,12 @@ impl<E: Element> Attention<'_, E> {
             self.start(&mut tile, piece);
             tile.live()
         };
-        let lives: Vec<Live> = pieces.iter().map(live).collect();
-        let blocks = lives.iter().map(Live::len).max().unwrap_or(0);
+        let lives: Vec<LiveBlocks> = pieces.iter().map(live).collect();
+        let blocks = lives.iter().map(LiveBlocks::len).max().unwrap_or(0);
         let parts = (8 * compute.pool.threads()).div_ceil(pieces.len().max(1)).min(blocks.max(1));
         let each = partial_size(stride);
         let mut partials = vec![0.0; pieces.len() * blocks * each];
-        let shared = Shared::new(&mut partials);
+        let shared = DisjointBuffer::new(&mut partials);
         let scratch = || (Tile::new(SPLIT_ROWS, stride), Tile::scores(SPLIT_ROWS));
         let tasks = Tasks { count: pieces.len() * parts, cost: 2 * self.cost() };
         compute.pool.each_with(tasks, scratch, |(tile, scores), task| {
@@ -91,7 +91,7 @@ impl<E: Element> Attention<'_, E> {
             let part = blocks_of_piece * part / parts..blocks_of_piece * (part + 1) / parts;
             // SAFETY: the partials of this piece.
             let partials = unsafe { shared.at(piece * blocks * each) };
-            compute.set.run(Blocks { call: self, piece: &pieces[piece], live, part, partials, tile, scores });
+            compute.set.run(CacheBlocks { call: self, piece: &pieces[piece], live, part, partials, tile, scores });
         });
         for (index, piece) in pieces.iter().enumerate() {
             let partials = &mut partials[index * blocks * each..][..lives[index].len() * each];
@@ -102,8 +102,10 @@ impl<E: Element> Attention<'_, E> {
     /// Takes up a piece.
     fn start(&self, tile: &mut Tile, piece: &Piece) {
         let AttentionShape { heads: Heads { dim, .. }, queries, .. } = self.shape;
-        let sight =
-            |row: usize| Sight { end: self.shape.visible(row % queries), hidden: self.shape.hidden(row % queries) };
+        let sight = |row: usize| Visibility {
+            end: self.shape.visible(row % queries),
+            hidden: self.shape.hidden(row % queries),
+        };
         tile.start(&self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim], piece.rows.clone().map(sight));
         tile.hide(self.holes);
     }
@@ -156,7 +158,7 @@ fn partial_size(stride: usize) -> usize {
 }
 
 struct Whole<'a, E> {
-    call: &'a Attention<'a, E>,
+    call: &'a CpuAttentionCall<'a, E>,
     piece: &'a Piece,
     result: &'a Results,
     tile: &'a mut Tile,
@@ -177,10 +179,10 @@ impl<E: Element> Kernel for Whole<'_, E> {
     }
 }
 
-struct Blocks<'a, E> {
-    call: &'a Attention<'a, E>,
+struct CacheBlocks<'a, E> {
+    call: &'a CpuAttentionCall<'a, E>,
     piece: &'a Piece,
-    live: &'a Live,
+    live: &'a LiveBlocks,
     /// Which of the live blocks.
     part: Range<usize>,
     /// One for each live block, whichever are asked for.
@@ -189,7 +191,7 @@ struct Blocks<'a, E> {
     scores: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Blocks<'_, E> {
+impl<E: Element> Kernel for CacheBlocks<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { call, piece, live, part, partials, tile, scores } = self;
@@ -212,7 +214,7 @@ impl<E: Element> Kernel for Blocks<'_, E> {
 }
 
 struct Collect<'a, E> {
-    call: &'a Attention<'a, E>,
+    call: &'a CpuAttentionCall<'a, E>,
     piece: &'a Piece,
     /// Those of the live blocks.
     partials: &'a mut [f32],

@@ -2,14 +2,14 @@
 
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
-use super::super::pool::{Shared, Tasks};
-use super::block::{Sight, Tile};
+use super::super::pool::{DisjointBuffer, Tasks};
+use super::block::{Tile, Visibility};
 use super::cache::BLOCK_KEYS;
-use super::selected::Sequence;
+use super::selected::CausalSequence;
 
 /// Sums over some rows of causal attention weights.
 #[derive(Clone, Default)]
-pub(in super::super) struct Masses {
+pub(in super::super) struct AttentionMasses {
     /// By key: `(tokens)`.
     pub columns: Vec<f32>,
     /// By how far the key lies before the row: `(tokens)`.
@@ -17,36 +17,43 @@ pub(in super::super) struct Masses {
 }
 
 /// The masses of the last `rows` rows of each query head.
-pub(in super::super) fn masses<E: Element>(sequence: &Sequence<'_, E>, rows: usize, compute: &Compute) -> Vec<Masses> {
+pub(in super::super) fn masses<E: Element>(
+    sequence: &CausalSequence<'_, E>,
+    rows: usize,
+    compute: &Compute,
+) -> Vec<AttentionMasses> {
     let heads = sequence.heads.query;
-    let mut masses = vec![Masses::default(); heads];
-    let shared = Shared::new(&mut masses);
+    let mut masses = vec![AttentionMasses::default(); heads];
+    let shared = DisjointBuffer::new(&mut masses);
     let tasks = Tasks { count: heads, cost: 2 * heads * rows * sequence.tokens * sequence.heads.dim };
     let scratch = || (Tile::new(rows, 0), Tile::scores(rows));
     compute.pool.each_with(tasks, scratch, |(tile, scores), head| {
         // SAFETY: each task has its own head.
         let to = unsafe { &mut *shared.at(head) };
-        compute.set.run(Task { sequence, head, rows, tile, scores, to });
+        compute.set.run(MassesTask { sequence, head, rows, tile, scores, to });
     });
     masses
 }
 
-struct Task<'a, E> {
-    sequence: &'a Sequence<'a, E>,
+struct MassesTask<'a, E> {
+    sequence: &'a CausalSequence<'a, E>,
     head: usize,
     rows: usize,
     tile: &'a mut Tile,
     scores: &'a mut [f32],
-    to: &'a mut Masses,
+    to: &'a mut AttentionMasses,
 }
 
-impl<E: Element> Kernel for Task<'_, E> {
+impl<E: Element> Kernel for MassesTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { sequence, head, rows, tile, scores, to } = self;
         let (tokens, sizes, cached) = (sequence.tokens, sequence.sizes(), sequence.cached(head));
         let rows = tokens - rows..tokens;
-        tile.start(sequence.queries(head, rows.clone()), rows.clone().map(|row| Sight { end: row + 1, hidden: 0..0 }));
+        tile.start(
+            sequence.queries(head, rows.clone()),
+            rows.clone().map(|row| Visibility { end: row + 1, hidden: 0..0 }),
+        );
         for first in (0..tokens).step_by(BLOCK_KEYS) {
             // SAFETY: the cache has the block, the scores room for the rows.
             unsafe { tile.weigh::<L, E>(sizes, &cached.at(first, first, sizes), scores) };
@@ -71,6 +78,6 @@ impl<E: Element> Kernel for Task<'_, E> {
             }
         }
         nearness.reverse();
-        *to = Masses { columns, offsets: nearness };
+        *to = AttentionMasses { columns, offsets: nearness };
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::compute::Compute;
 use super::super::elementwise::convert;
 use super::super::lanes::{Element, Kernel, Lanes, load_some, store_some};
-use super::super::pool::{Shared, Tasks, filled};
+use super::super::pool::{DisjointBuffer, Tasks, filled};
 use crate::Heads;
 
 /// Rows that a task takes.
@@ -16,9 +16,9 @@ pub(in super::super) fn merge(partials: &[(&[f32], &[f32])], dim: usize, compute
     let rows = partials[0].1.len();
     assert!(partials.iter().all(|(output, lse)| output.len() == rows * dim && lse.len() == rows));
     let mut merged = vec![0.0; rows];
-    let lse = Shared::new(&mut merged);
+    let lse = DisjointBuffer::new(&mut merged);
     let tasks = Tasks { count: rows.div_ceil(MERGE_TASK), cost: 2 * partials.len() * rows * (dim + 10) };
-    let write = |output: Shared<f32>| {
+    let write = |output: DisjointBuffer<f32>| {
         compute.pool.each(tasks, |task| {
             let rows = task * MERGE_TASK..rows.min((task + 1) * MERGE_TASK);
             compute.set.run(Merge { partials, dim, rows, output: &output, lse: &lse });
@@ -33,8 +33,8 @@ struct Merge<'a> {
     partials: &'a [(&'a [f32], &'a [f32])],
     dim: usize,
     rows: Range<usize>,
-    output: &'a Shared<f32>,
-    lse: &'a Shared<f32>,
+    output: &'a DisjointBuffer<f32>,
+    lse: &'a DisjointBuffer<f32>,
 }
 
 impl Kernel for Merge<'_> {
@@ -54,7 +54,7 @@ impl Kernel for Merge<'_> {
 /// Packed partials of each part (`crate::packed`), merged and joined: `(rows of all parts, query heads dim)`.
 pub(in super::super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute) -> Vec<E> {
     let (rows, stride) = (rows_of(heads, parts), heads.query * heads.dim);
-    let write = |output: Shared<E>| {
+    let write = |output: DisjointBuffer<E>| {
         each_task(heads, parts, &rows, compute, |rows| {
             compute.set.run(MergePacked { heads, parts, rows, to: (&output, stride), lse: None });
         });
@@ -67,7 +67,7 @@ pub(in super::super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f3
 pub(in super::super) fn merge_rows(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute, packed: &mut Vec<f32>) {
     let (rows, stride, start) = (rows_of(heads, parts), heads.packed_row(), packed.len());
     packed.resize(start + rows.len() * stride, 0.0);
-    let output = Shared::new(&mut packed[start..]);
+    let output = DisjointBuffer::new(&mut packed[start..]);
     each_task(heads, parts, &rows, compute, |rows| {
         compute.set.run(MergePacked { heads, parts, rows, to: (&output, stride), lse: Some(&output) });
     });
@@ -105,9 +105,9 @@ struct MergePacked<'a, E> {
     parts: &'a [Vec<&'a [f32]>],
     rows: PlacedRows<'a>,
     /// Where outputs go, and how far its rows lie apart.
-    to: (&'a Shared<E>, usize),
+    to: (&'a DisjointBuffer<E>, usize),
     /// Where log-sum-exps go, behind the outputs of a row; the same buffer.
-    lse: Option<&'a Shared<f32>>,
+    lse: Option<&'a DisjointBuffer<f32>>,
 }
 
 impl<E: Element> Kernel for MergePacked<'_, E> {

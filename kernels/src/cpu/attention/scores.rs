@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes, load_some};
-use super::super::pool::{Shared, Tasks, filled};
+use super::super::pool::{DisjointBuffer, Tasks, filled};
 use super::super::tensor::{CpuTensor, cube, elements};
 use crate::KernelError;
 
@@ -27,7 +27,7 @@ pub(in super::super) fn key_scores<E: Element>(
     let means: Vec<f32> = (0..kv).flat_map(|head| mean(&q[head * group * dim..][..group * dim], dim)).collect();
     let blocks = keys.div_ceil(SCORE_TASK);
     let tasks = Tasks { count: kv * blocks, cost: kv * keys * dim };
-    let write = |to: Shared<f32>| {
+    let write = |to: DisjointBuffer<f32>| {
         compute.pool.each(tasks, |task| {
             let (head, first) = (task / blocks, task % blocks * SCORE_TASK);
             let range = head * keys + first..head * keys + keys.min(first + SCORE_TASK);
@@ -53,7 +53,7 @@ struct Dots<'a, E> {
     mean: &'a [f32],
     k: &'a [E],
     range: Range<usize>,
-    to: &'a Shared<f32>,
+    to: &'a DisjointBuffer<f32>,
 }
 
 impl<E: Element> Kernel for Dots<'_, E> {

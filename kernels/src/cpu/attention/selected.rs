@@ -5,50 +5,50 @@ use std::ops::Range;
 
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
-use super::super::pool::{Shared, Tasks, filled};
-use super::block::{Block, Results, Sight, Sizes, TILE_ROWS, Tile};
-use super::cache::{BLOCK_KEYS, Cache, Head};
+use super::super::pool::{DisjointBuffer, Tasks, filled};
+use super::block::{Block, Results, Sizes, TILE_ROWS, Tile, Visibility};
+use super::cache::{BLOCK_KEYS, Head, PanelCache};
 use crate::{Heads, KeySets};
 
 /// Tiles of [`TILE_ROWS`] rows that share a block once it is copied, at most.
 const SHARED_TILES: usize = 8;
 
 /// One causal sequence: `q (query heads, tokens, dim)` over as many keys.
-pub(in super::super) struct Sequence<'a, E> {
+pub(in super::super) struct CausalSequence<'a, E> {
     pub q: &'a [E],
-    pub cache: &'a Cache<E>,
+    pub cache: &'a PanelCache<E>,
     pub heads: Heads,
     pub tokens: usize,
 }
 
 /// Output `(query heads, tokens, dim)`, log-sum-exp and highest scaled score `(query heads, tokens)`.
-pub(in super::super) struct Selected {
+pub(in super::super) struct SelectedOutput {
     pub output: Vec<f32>,
     pub lse: Vec<f32>,
     pub maxima: Vec<f32>,
 }
 
-impl<E: Element> Sequence<'_, E> {
+impl<E: Element> CausalSequence<'_, E> {
     /// Attends to the listed keys, which must be the sequence's.
-    pub(in super::super) fn attend(&self, keys: &KeySets, compute: &Compute) -> Selected {
-        let Sequence { q, cache, heads: Heads { query, dim, .. }, tokens } = *self;
+    pub(in super::super) fn attend(&self, keys: &KeySets, compute: &Compute) -> SelectedOutput {
+        let CausalSequence { q, cache, heads: Heads { query, dim, .. }, tokens } = *self;
         let rows = query * tokens;
         assert!(q.len() == rows * dim && cache.len == tokens && keys.end() <= tokens);
         assert!(keys.heads() == query && keys.groups() == tokens.div_ceil(keys.rows()));
         let (mut lse, mut maxima) = (vec![0.0; rows], vec![0.0; rows]);
-        let (logs, highest) = (Shared::new(&mut lse), Shared::new(&mut maxima));
+        let (logs, highest) = (DisjointBuffer::new(&mut lse), DisjointBuffer::new(&mut maxima));
         let pieces = pieces(keys, tokens, SHARED_TILES * TILE_ROWS, compute.pool.threads());
         let tasks = Tasks { count: pieces.len(), cost: 2 * dim * keys.pairs(tokens) as usize };
-        let write = |output: Shared<f32>| {
+        let write = |output: DisjointBuffer<f32>| {
             let result = Results { output, lse: logs, maxima: Some(highest) };
-            let scratch = || Scratch::new(self.sizes());
+            let scratch = || ThreadScratch::new(self.sizes());
             compute.pool.each_with(tasks, scratch, |scratch, task| {
-                compute.set.run(Task { sequence: self, keys, piece: &pieces[task], result: &result, scratch });
+                compute.set.run(SelectedTask { sequence: self, keys, piece: &pieces[task], result: &result, scratch });
             });
         };
         // SAFETY: the pieces cover every row.
         let output = unsafe { filled(rows * dim, write) };
-        Selected { output, lse, maxima }
+        SelectedOutput { output, lse, maxima }
     }
 
     pub(super) fn sizes(&self) -> Sizes {
@@ -83,44 +83,44 @@ pub(super) fn pieces(keys: &KeySets, tokens: usize, most: usize, threads: usize)
 }
 
 /// What one thread works in.
-struct Scratch<E> {
+struct ThreadScratch<E> {
     tiles: Vec<Tile>,
     scores: Vec<f32>,
     /// The keys of a block, copied side by side.
     copied: Head<E>,
 }
 
-impl<E: Element> Scratch<E> {
+impl<E: Element> ThreadScratch<E> {
     fn new(Sizes { dim, stride }: Sizes) -> Self {
         Self { tiles: Vec::new(), scores: Tile::scores(TILE_ROWS), copied: Head::block(dim, stride) }
     }
 }
 
-struct Task<'a, E> {
-    sequence: &'a Sequence<'a, E>,
+struct SelectedTask<'a, E> {
+    sequence: &'a CausalSequence<'a, E>,
     keys: &'a KeySets,
     piece: &'a (usize, Range<usize>),
     result: &'a Results,
-    scratch: &'a mut Scratch<E>,
+    scratch: &'a mut ThreadScratch<E>,
 }
 
-impl<E: Element> Kernel for Task<'_, E> {
+impl<E: Element> Kernel for SelectedTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { sequence, keys, piece: (head, rows), result, scratch } = self;
         let (sizes, cached) = (sequence.sizes(), sequence.cached(*head));
         let ranges = keys.ranges(*head, rows.start / keys.rows());
-        let Scratch { tiles, scores, copied } = scratch;
+        let ThreadScratch { tiles, scores, copied } = scratch;
         let count = rows.len().div_ceil(TILE_ROWS);
         let step = rows.len().div_ceil(count);
         tiles.resize_with(tiles.len().max(count), || Tile::new(TILE_ROWS, sizes.stride));
-        let mut listed = Listed::new(ranges);
+        let mut listed = ListedCount::new(ranges);
         let mut seen = 0;
         for (tile, start) in tiles.iter_mut().zip(rows.clone().step_by(step)) {
             let of_tile = start..rows.end.min(start + step);
             let sight = |row: usize| {
                 seen = listed.up_to(row);
-                Sight { end: seen, hidden: seen..seen }
+                Visibility { end: seen, hidden: seen..seen }
             };
             tile.start(sequence.queries(*head, of_tile.clone()), of_tile.map(sight));
         }
@@ -139,14 +139,14 @@ impl<E: Element> Kernel for Task<'_, E> {
 }
 
 /// Counts listed keys, row after row.
-pub(super) struct Listed<'a> {
+pub(super) struct ListedCount<'a> {
     /// Ranges that end after the last row asked for.
     ranges: &'a [Range<u32>],
     /// Keys of the ranges before.
     before: usize,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListedCount<'a> {
     pub(super) fn new(ranges: &'a [Range<u32>]) -> Self {
         Self { ranges, before: 0 }
     }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::super::compute::Compute;
-use super::super::lanes::{Element, Extent, Kernel, Lanes, Left, PANEL, Right, product};
-use super::super::pool::{Shared, Tasks, filled};
+use super::super::lanes::{Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, product};
+use super::super::pool::{DisjointBuffer, Tasks, filled};
 use super::cache::BLOCK_KEYS;
 use super::scores::mean;
-use super::selected::Sequence;
+use super::selected::CausalSequence;
 use super::sums::Raw;
 use crate::{KernelError, KeySets, StripeRule};
 
@@ -16,7 +16,7 @@ const STRIPE_TASK: usize = 32 * BLOCK_KEYS;
 
 /// The stripes of each head and group, given the rows' highest anchor scores `(query heads, tokens)`.
 pub(in super::super) fn stripes<E: Element>(
-    sequence: &Sequence<'_, E>,
+    sequence: &CausalSequence<'_, E>,
     maxima: &[f32],
     rule: StripeRule,
     compute: &Compute,
@@ -34,12 +34,12 @@ pub(in super::super) fn stripes<E: Element>(
     }
     let pairs: usize = searches.iter().map(|search| search.keys.len() * rule.step.min(pooled.blocks)).sum();
     let tasks = Tasks { count: searches.len(), cost: pairs * sequence.heads.dim };
-    let shared = Shared::new(&mut searches);
+    let shared = DisjointBuffer::new(&mut searches);
     let scratch = || vec![0.0; rule.step.min(pooled.blocks) * BLOCK_KEYS];
     compute.pool.each_with(tasks, scratch, |scores, task| {
         // SAFETY: each task has its own search.
         let search = unsafe { &mut *shared.at(task) };
-        compute.set.run(Find { sequence, pooled: &pooled, rule, groups, search, scores });
+        compute.set.run(StripeSearch { sequence, pooled: &pooled, rule, groups, search, scores });
     });
     let mut lists = vec![Vec::new(); heads * groups];
     for search in searches {
@@ -59,13 +59,13 @@ struct Pooled {
 }
 
 impl Pooled {
-    fn new<E: Element>(sequence: &Sequence<'_, E>, maxima: &[f32], rule: StripeRule, compute: &Compute) -> Self {
+    fn new<E: Element>(sequence: &CausalSequence<'_, E>, maxima: &[f32], rule: StripeRule, compute: &Compute) -> Self {
         let (tokens, dim) = (sequence.tokens, sequence.heads.dim);
         let blocks = tokens.div_ceil(rule.block_q);
         let count = sequence.heads.query * blocks;
         let mut anchors = vec![0.0; count];
-        let shared = Shared::new(&mut anchors);
-        let write = |queries: Shared<f32>| {
+        let shared = DisjointBuffer::new(&mut anchors);
+        let write = |queries: DisjointBuffer<f32>| {
             compute.pool.each(Tasks { count, cost: count * rule.block_q * dim }, |block| {
                 let (head, first) = (block / blocks, block % blocks * rule.block_q);
                 let rows = first..tokens.min(first + rule.block_q);
@@ -91,8 +91,8 @@ struct Search {
     found: Vec<Range<u32>>,
 }
 
-struct Find<'a, E> {
-    sequence: &'a Sequence<'a, E>,
+struct StripeSearch<'a, E> {
+    sequence: &'a CausalSequence<'a, E>,
     pooled: &'a Pooled,
     rule: StripeRule,
     groups: usize,
@@ -101,7 +101,7 @@ struct Find<'a, E> {
     scores: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Find<'_, E> {
+impl<E: Element> Kernel for StripeSearch<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { sequence, pooled, rule, groups, search, scores } = self;
@@ -115,10 +115,10 @@ impl<E: Element> Kernel for Find<'_, E> {
             let extent = Extent { rows: blocks.len(), k: dim, panels: (keys.end - start).div_ceil(PANEL) };
             // SAFETY: the pooled queries are there, the panels of the keys in the cache, and the scores have room for all.
             unsafe {
-                let left = Left { data: pooled.queries.as_ptr().add(first * dim), row: dim };
+                let left = LeftOperand { data: pooled.queries.as_ptr().add(first * dim), row: dim };
                 let data = sequence.cached(head).keys.as_ptr().add(start * dim);
                 let output = Raw { output: scores.as_mut_ptr(), stride: BLOCK_KEYS };
-                product::<L, E, _>(extent, left, Right { data, panel: dim * PANEL, row: PANEL }, &output);
+                product::<L, E, _>(extent, left, RightOperand { data, panel: dim * PANEL, row: PANEL }, &output);
             }
             let mut least = [f32::INFINITY; BLOCK_KEYS];
             for (anchor, scores) in anchors.iter().zip(scores.chunks_exact(BLOCK_KEYS)) {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::attention::{Masses, Sequence, masses, mean};
+use super::super::attention::{AttentionMasses, CausalSequence, masses, mean};
 use super::super::compute::Compute;
 use super::super::lanes::Element;
-use super::super::pool::{Shared, Tasks};
-use crate::sparse::flex::{Blocks, FLEX};
+use super::super::pool::{DisjointBuffer, Tasks};
+use crate::sparse::flex::{FLEX, SparseBlocks};
 use crate::sparse::vertical_slash::{FOREMOST, SLASH, block_keys};
 use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
 
@@ -14,17 +14,17 @@ type Ranges = Vec<Range<u32>>;
 
 /// MInference's keys: the columns and the offsets with the most attention.
 pub(in super::super) fn vertical_slash<E: Element>(
-    sequence: &Sequence<'_, E>,
+    sequence: &CausalSequence<'_, E>,
     rule: VerticalSlashRule,
     compute: &Compute,
 ) -> Result<KeySets, KernelError> {
     let tokens = sequence.tokens;
     let mut masses = masses(sequence, tokens.min(SLASH), compute);
-    let shared = Shared::new(&mut masses);
+    let shared = DisjointBuffer::new(&mut masses);
     let cost = 8 * (rule.vertical.min(tokens) + rule.slash.min(tokens)) * tokens.div_ceil(SLASH);
     let lists = by_head(sequence, cost, compute, |head| {
         // SAFETY: each head's task has its own masses.
-        let Masses { columns, offsets } = unsafe { &mut *shared.at(head) };
+        let AttentionMasses { columns, offsets } = unsafe { &mut *shared.at(head) };
         let [columns, offsets] = [(columns, 0), (offsets, 1)].map(|(masses, i)| {
             masses.iter_mut().take(FOREMOST[i]).for_each(|mass| *mass = f32::INFINITY);
             top_k(masses, rule.kept()[i])
@@ -37,7 +37,7 @@ pub(in super::super) fn vertical_slash<E: Element>(
 
 /// FlexPrefill's keys: blocks that cover a share of the attention.
 pub(in super::super) fn flex_prefill<E: Element>(
-    sequence: &Sequence<'_, E>,
+    sequence: &CausalSequence<'_, E>,
     rule: FlexRule,
     compute: &Compute,
 ) -> Result<KeySets, KernelError> {
@@ -49,10 +49,10 @@ pub(in super::super) fn flex_prefill<E: Element>(
     }
     let masses = masses(sequence, FLEX, compute);
     let lists = by_head(sequence, 32 * tokens + blocks * blocks * sequence.heads.dim, compute, |head| {
-        let means = Means { sequence, head, count: blocks };
-        let (keys, Masses { columns, offsets }) = (means.keys(), &masses[head]);
+        let means = BlockMeans { sequence, head, count: blocks };
+        let (keys, AttentionMasses { columns, offsets }) = (means.keys(), &masses[head]);
         let last = mean(sequence.queries(head, tokens - FLEX..tokens), sequence.heads.dim);
-        let chosen = Blocks::new(rule, [columns, offsets], &attention(&last, &keys));
+        let chosen = SparseBlocks::new(rule, [columns, offsets], &attention(&last, &keys));
         let by_means = if chosen.query_aware() { means.attention(&keys) } else { Vec::new() };
         let kept = chosen.kept(&by_means);
         (0..blocks).map(|row| (0..=row).filter(|key| kept[row * blocks + key]).map(block).collect()).collect()
@@ -61,13 +61,13 @@ pub(in super::super) fn flex_prefill<E: Element>(
 }
 
 /// The means of the blocks of one head.
-struct Means<'a, E> {
-    sequence: &'a Sequence<'a, E>,
+struct BlockMeans<'a, E> {
+    sequence: &'a CausalSequence<'a, E>,
     head: usize,
     count: usize,
 }
 
-impl<E: Element> Means<'_, E> {
+impl<E: Element> BlockMeans<'_, E> {
     fn rows(&self, block: usize) -> Range<usize> {
         block * FLEX..self.sequence.tokens.min((block + 1) * FLEX)
     }
@@ -99,14 +99,14 @@ fn attention(query: &[f32], keys: &[Vec<f32>]) -> Vec<f32> {
 
 /// Runs `work` for each query head, whose cost is given; its lists, head by head.
 fn by_head<E: Element>(
-    sequence: &Sequence<'_, E>,
+    sequence: &CausalSequence<'_, E>,
     cost: usize,
     compute: &Compute,
     work: impl Fn(usize) -> Vec<Ranges> + Sync,
 ) -> Vec<Ranges> {
     let heads = sequence.heads.query;
     let mut lists = vec![Vec::new(); heads];
-    let shared = Shared::new(&mut lists);
+    let shared = DisjointBuffer::new(&mut lists);
     // SAFETY: each task writes its own head's lists.
     compute.pool.each(Tasks { count: heads, cost: heads * cost }, |head| unsafe { *shared.at(head) = work(head) });
     lists.into_iter().flatten().collect()

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::super::compute::Compute;
 use super::super::lanes::Element;
-use super::super::pool::{Shared, Tasks};
+use super::super::pool::{DisjointBuffer, Tasks};
 use super::super::tensor::{CpuTensor, elements, tensor};
 use super::store::CpuKv;
 use crate::operands::packed::{check_asks, heads_first, pack_into};
@@ -37,7 +37,7 @@ pub(in super::super) fn attend_many<E: Element>(
         cost += 2 * ask.rows.len() * query * dim * ask.kv.len();
     }
     packed.resize(start + ends.last().copied().unwrap_or(0), 0.0);
-    let to = Shared::new(&mut packed[start..]);
+    let to = DisjointBuffer::new(&mut packed[start..]);
     let failed = Mutex::new(None);
     compute.pool.each(Tasks { count: asks.len(), cost }, |at| {
         let (ask, begin) = (&asks[at], at.checked_sub(1).map_or(0, |before| ends[before]));

@@ -3,24 +3,24 @@
 use half::bf16;
 
 use super::super::amx;
-use super::super::attention::{Selected, Sequence, TiledSequence, merge, stripes};
+use super::super::attention::{CausalSequence, SelectedOutput, TiledSequence, merge, stripes};
 use super::super::compute::Compute;
 use super::super::tensor::{CpuTensor, elements, tensor};
 use super::estimate;
 use super::store::{CpuKv, Panels};
 use crate::{Heads, KernelError, KeySets, Partial, Selection, Selector, StripeRule};
 
-/// Evaluates an expression over the operands as one causal [`Sequence`].
+/// Evaluates an expression over the operands as one causal [`CausalSequence`].
 macro_rules! over_sequence {
     ($operation:literal, $q:ident, $kv:ident, $compute:ident, $sequence:ident => $result:expr) => {{
         let (heads, tokens) = causal($operation, $q, $kv)?;
         match $kv.panels($compute) {
             Panels::F32(cache) => {
-                let $sequence = Sequence { q: elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
+                let $sequence = CausalSequence { q: elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
             Panels::Bf16(cache) => {
-                let $sequence = Sequence { q: elements::<bf16>($operation, $q)?, cache: &cache, heads, tokens };
+                let $sequence = CausalSequence { q: elements::<bf16>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
         }
@@ -61,10 +61,10 @@ fn causal(operation: &'static str, q: &CpuTensor, kv: &CpuKv) -> Result<(Heads, 
 fn attend_tiles(
     q: &CpuTensor,
     kv: &CpuKv,
-    cache: &amx::Cache,
+    cache: &amx::AmxCache,
     keys: &KeySets,
     compute: &Compute,
-) -> Result<Selected, KernelError> {
+) -> Result<SelectedOutput, KernelError> {
     let (heads, tokens) = causal("attention_selected", q, kv)?;
     let q = elements::<bf16>("attention_selected", q)?;
     Ok(TiledSequence { q, cache, heads, tokens }.attend(keys, compute))

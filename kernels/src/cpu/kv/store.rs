@@ -6,11 +6,11 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::super::amx;
-use super::super::attention::{Attention, Cache};
+use super::super::attention::{CpuAttentionCall, PanelCache};
 use super::super::choice::KernelSet;
 use super::super::compute::Compute;
 use super::super::lanes::Element;
-use super::super::pool::{Shared, Tasks};
+use super::super::pool::{DisjointBuffer, Tasks};
 use super::super::tensor::{CpuTensor, cube, elements, tensor};
 use crate::reference::AttentionShape;
 use crate::{DType, Heads, KernelError, Mask, Partial};
@@ -21,15 +21,15 @@ pub struct CpuKv(Store);
 
 #[derive(Clone)]
 enum Store {
-    F32(Arc<Cache<f32>>),
-    Bf16(Arc<Cache<bf16>>),
-    Tiles(Arc<amx::Cache>),
+    F32(Arc<PanelCache<f32>>),
+    Bf16(Arc<PanelCache<bf16>>),
+    Tiles(Arc<amx::AmxCache>),
 }
 
 /// A cache in panels.
 pub(in super::super) enum Panels {
-    F32(Arc<Cache<f32>>),
-    Bf16(Arc<Cache<bf16>>),
+    F32(Arc<PanelCache<f32>>),
+    Bf16(Arc<PanelCache<bf16>>),
 }
 
 impl CpuKv {
@@ -45,11 +45,11 @@ impl CpuKv {
             return Err(KernelError::shape("kv", "at least one head of one element", &[k.dims()]));
         }
         let mut kv = Self(match dtype {
-            DType::F32 => Store::F32(Arc::new(Cache::new(heads, dim))),
+            DType::F32 => Store::F32(Arc::new(PanelCache::new(heads, dim))),
             _ if compute.set == KernelSet::Amx && dim.is_multiple_of(16) => {
-                Store::Tiles(Arc::new(amx::Cache::new(heads, dim)))
+                Store::Tiles(Arc::new(amx::AmxCache::new(heads, dim)))
             }
-            _ => Store::Bf16(Arc::new(Cache::new(heads, dim))),
+            _ => Store::Bf16(Arc::new(PanelCache::new(heads, dim))),
         });
         kv.append(k, v, compute)?;
         Ok(kv)
@@ -147,8 +147,8 @@ impl CpuKv {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            Store::F32(cache) => Attention { q: elements("attention", q)?, cache, shape, holes }.run(compute),
-            Store::Bf16(cache) => Attention { q: elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::F32(cache) => CpuAttentionCall { q: elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::Bf16(cache) => CpuAttentionCall { q: elements("attention", q)?, cache, shape, holes }.run(compute),
             Store::Tiles(cache) => {
                 let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
                 let rows = elements::<bf16>("attention", q)?;
@@ -171,14 +171,14 @@ impl CpuKv {
             Store::Tiles(tiles) => {
                 let (heads, tokens, dim) = (tiles.heads(), tiles.len(), tiles.dim());
                 let mut unpacked = vec![[Vec::new(), Vec::new()]; heads];
-                let shared = Shared::new(&mut unpacked);
+                let shared = DisjointBuffer::new(&mut unpacked);
                 compute.pool.each(Tasks { count: heads, cost: 4 * heads * tokens * dim }, |head| {
                     // SAFETY: each task has its own head.
                     unsafe { *shared.at(head) = tiles.unpack(head) };
                 });
                 let [k, v] =
                     [0, 1].map(|which| unpacked.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat());
-                let mut cache = Cache::new(heads, dim);
+                let mut cache = PanelCache::new(heads, dim);
                 cache.append(&k, &v, tokens, &compute.pool);
                 Panels::Bf16(Arc::new(cache))
             }
@@ -186,7 +186,7 @@ impl CpuKv {
     }
 
     /// The cache as tile products read it, if they do.
-    pub(in super::super) fn tiles(&self) -> Option<&amx::Cache> {
+    pub(in super::super) fn tiles(&self) -> Option<&amx::AmxCache> {
         match &self.0 {
             Store::Tiles(tiles) => Some(tiles),
             _ => None,
@@ -211,7 +211,7 @@ impl CpuKv {
 }
 
 fn append<E: Element>(
-    cache: &mut Arc<Cache<E>>,
+    cache: &mut Arc<PanelCache<E>>,
     k: &CpuTensor,
     v: &CpuTensor,
     compute: &Compute,
@@ -226,21 +226,21 @@ fn append<E: Element>(
 mod tests {
     use super::*;
     use crate::cpu::kv::{attention_by, attention_selected};
-    use crate::cpu::pool::Pool;
+    use crate::cpu::pool::ThreadPool;
     use crate::cpu::tensor::moves::narrow;
     use crate::{KeySets, Selector, StripeRule};
 
     /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
     #[test]
     fn tiles_hold_and_attend_to_what_panels_do() {
-        let compute = Compute { set: KernelSet::Portable, pool: Pool::new(Some(2)).unwrap() };
+        let compute = Compute { set: KernelSet::Portable, pool: ThreadPool::new(Some(2)).unwrap() };
         let draw = |heads: usize, tokens: usize, salt: usize| {
             let value = |i: usize| bf16::from_f32(((i + salt) * 37 % 101) as f32 / 50.0 - 1.0);
             tensor(&[heads, tokens, 32], (0..heads * tokens * 32).map(value).collect()).unwrap()
         };
         let (k, v, q) = (draw(2, 70, 1), draw(2, 70, 2), draw(4, 9, 3));
         let panels = CpuKv::new(&k, &v, DType::Bf16, &compute).unwrap();
-        let mut tiles = CpuKv(Store::Tiles(Arc::new(amx::Cache::new(2, 32))));
+        let mut tiles = CpuKv(Store::Tiles(Arc::new(amx::AmxCache::new(2, 32))));
         for (from, count) in [(0, 33), (33, 37)] {
             let part = |x: &CpuTensor| narrow::<bf16>(x, 1, from..from + count).unwrap();
             tiles.append(&part(&k), &part(&v), &compute).unwrap();

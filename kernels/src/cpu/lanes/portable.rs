@@ -5,9 +5,9 @@ use half::bf16;
 use super::vector::{Element, Lanes};
 
 #[derive(Clone, Copy)]
-pub struct Portable([f32; 8]);
+pub struct PortableLanes([f32; 8]);
 
-impl Portable {
+impl PortableLanes {
     // A loop, not `from_fn` or `map`: those keep the compiler from using vectors.
     #[inline(always)]
     fn zip(mut self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
@@ -18,7 +18,7 @@ impl Portable {
     }
 }
 
-impl Lanes for Portable {
+impl Lanes for PortableLanes {
     const N: usize = 8;
     const ROWS: usize = 2;
 

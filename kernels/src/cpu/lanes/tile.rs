@@ -11,14 +11,14 @@ const SHORT_PANEL: usize = 8 << 10;
 
 /// Rows of f32, `row` elements apart.
 #[derive(Clone, Copy)]
-pub struct Left {
+pub struct LeftOperand {
     pub data: *const f32,
     pub row: usize,
 }
 
 /// Columns in panels of [`PANEL`]: element `(p, c)` is at `data + c / PANEL * panel + p * row + c % PANEL`.
 #[derive(Clone, Copy)]
-pub struct Right<E> {
+pub struct RightOperand<E> {
     pub data: *const E,
     pub panel: usize,
     pub row: usize,
@@ -50,7 +50,12 @@ pub trait Sums {
 /// # Safety
 /// The operands must cover `extent`, and `sums` be fit for every tile of it.
 #[inline(always)]
-pub unsafe fn product<L: Lanes, E: Element, S: Sums>(extent: Extent, left: Left, right: Right<E>, sums: &S) {
+pub unsafe fn product<L: Lanes, E: Element, S: Sums>(
+    extent: Extent,
+    left: LeftOperand,
+    right: RightOperand<E>,
+    sums: &S,
+) {
     let mut panel = 0;
     while panel < extent.panels {
         let width = extent.panels - panel;
@@ -71,8 +76,8 @@ pub unsafe fn product<L: Lanes, E: Element, S: Sums>(extent: Extent, left: Left,
 unsafe fn columns<L: Lanes, E: Element, S: Sums, const V: usize>(
     extent: Extent,
     panel: usize,
-    left: Left,
-    right: Right<E>,
+    left: LeftOperand,
+    right: RightOperand<E>,
     sums: &S,
 ) -> usize {
     let column = panel * PANEL;
@@ -80,8 +85,8 @@ unsafe fn columns<L: Lanes, E: Element, S: Sums, const V: usize>(
     while row < extent.rows {
         // SAFETY: the caller's promise; no arm takes more rows than are left.
         unsafe {
-            let right = Right { data: right.data.add(panel * right.panel), ..right };
-            let left = Left { data: left.data.add(row * left.row), ..left };
+            let right = RightOperand { data: right.data.add(panel * right.panel), ..right };
+            let left = LeftOperand { data: left.data.add(row * left.row), ..left };
             let at = (row, column);
             row += match (extent.rows - row).min(L::ROWS) {
                 1 => tile::<L, E, S, 1, V>(extent.k, at, left, right, sums),
@@ -100,8 +105,8 @@ unsafe fn columns<L: Lanes, E: Element, S: Sums, const V: usize>(
 unsafe fn tile<L: Lanes, E: Element, S: Sums, const R: usize, const V: usize>(
     k: usize,
     (row, column): (usize, usize),
-    left: Left,
-    right: Right<E>,
+    left: LeftOperand,
+    right: RightOperand<E>,
     sums: &S,
 ) -> usize {
     // SAFETY: the caller's promise: R rows of `left`, V vectors of `right`, and the tile in `sums` are there.

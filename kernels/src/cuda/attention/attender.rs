@@ -3,10 +3,10 @@
 
 use std::sync::Mutex;
 
-use super::super::device::{Device, FEW_ROWS, STRETCH};
-use super::call::Attention;
+use super::super::device::{Device, QUANTUM_OPERATIONS, SPLIT_KEY_ROWS};
+use super::call::CudaAttentionCall;
 use super::fused::{Fused, Shape};
-use super::parts::{Part, ROUNDED, pairs, parts};
+use super::parts::{CallPart, ROUNDED, pairs, parts};
 use crate::{DType, KernelError, Mask};
 
 /// What is left of the keys that all rows of a causal call see goes to cuDNN with the others, but for the first few, which leave a
@@ -30,25 +30,25 @@ impl Attender {
     }
 
     /// Attention by whatever suits it.
-    pub fn attend(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+    pub fn attend(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         call.check()?;
         if call.q.rows == 0 {
             return Ok(());
         }
         match call.q.rows {
-            0..=FEW_ROWS => self.attend_part(device, call),
+            0..=SPLIT_KEY_ROWS => self.attend_part(device, call),
             _ => self.attend_long(device, call),
         }
     }
 
     /// A call of many rows, in parts.
-    fn attend_long(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
-        let Attention { q, k, v, out, lse, mask } = call;
+    fn attend_long(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
+        let CudaAttentionCall { q, k, v, out, lse, mask } = call;
         let group = q.heads / k.heads;
         let each = 4.0 * (q.dim * group) as f64;
         let operations = |kv: usize, rows, keys| kv as f64 * each * pairs(rows, keys, mask);
-        let stretches = operations(k.heads, q.rows, k.rows) / STRETCH;
-        for Part { heads, rows } in parts(k.heads, (q.rows, k.rows), mask, stretches) {
+        let quanta = operations(k.heads, q.rows, k.rows) / QUANTUM_OPERATIONS;
+        for CallPart { heads, rows } in parts(k.heads, (q.rows, k.rows), mask, quanta) {
             let query = heads.start * group..heads.end * group;
             let seen = if mask == Mask::Causal && k.rows >= q.rows { k.rows - (q.rows - rows.end) } else { k.rows };
             let of_heads = lse.rows(query.start, query.end)?;
@@ -58,7 +58,7 @@ impl Attender {
             };
             let [asking, to] = [q, out].map(|x| x.of_heads(query.clone()).part(rows.start, rows.end));
             let [k, v] = [k, v].map(|x| x.of_heads(heads.clone()).part(0, seen));
-            self.attend_part(device, Attention { q: asking, k, v, mask, out: to, lse: &own })?;
+            self.attend_part(device, CudaAttentionCall { q: asking, k, v, mask, out: to, lse: &own })?;
             if rows.len() < q.rows {
                 let (from, pitch) = ((own.pointer(), 4 * rows.len()), 4 * q.rows);
                 device.copy_2d(
@@ -73,16 +73,16 @@ impl Attender {
         Ok(())
     }
 
-    fn attend_part(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+    fn attend_part(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         match call {
             call if !call.tiled() => device.attend_plain(call, None),
-            call if call.q.rows <= FEW_ROWS => device.attend_rows(call),
+            call if call.q.rows <= SPLIT_KEY_ROWS => device.attend_rows(call),
             call => self.prefill(device, call),
         }
     }
 
     /// Attention of many rows.
-    fn prefill(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+    fn prefill(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let (rows, keys) = (call.q.rows, call.k.rows);
         let (split, whole) = match call.mask {
             _ if self.fused.is_none() || call.out.dtype != DType::Bf16 => (0, false),
@@ -105,22 +105,22 @@ impl Attender {
     }
 
     /// Keys before `split`, which every row sees, and those from there on: two partials, merged.
-    fn in_two(&self, device: &Device, call: Attention<'_>, split: usize) -> Result<(), KernelError> {
-        let Attention { q, k, v, out, lse, .. } = call;
-        self.prefill(device, Attention { k: k.part(split, k.rows), v: v.part(split, v.rows), ..call })?;
+    fn in_two(&self, device: &Device, call: CudaAttentionCall<'_>, split: usize) -> Result<(), KernelError> {
+        let CudaAttentionCall { q, k, v, out, lse, .. } = call;
+        self.prefill(device, CudaAttentionCall { k: k.part(split, k.rows), v: v.part(split, v.rows), ..call })?;
         if split < REST {
             let (k, v) = (k.part(0, split), v.part(0, split));
-            return device.attend_into(Attention { k, v, mask: Mask::None, ..call });
+            return device.attend_into(CudaAttentionCall { k, v, mask: Mask::None, ..call });
         }
         let before = device.empty_by_rows([q.heads, q.rows, q.dim], DType::Bf16)?;
         let before_lse = device.empty(&lse.shape, DType::F32)?;
         let (k, v, to) = (k.part(0, split), v.part(0, split), before.heads_first()?);
-        self.prefill(device, Attention { q, k, v, mask: Mask::None, out: to, lse: &before_lse })?;
+        self.prefill(device, CudaAttentionCall { q, k, v, mask: Mask::None, out: to, lse: &before_lse })?;
         device.merge_into((out, lse, 0), (to, &before_lse, 0))
     }
 
     /// By cuDNN, but for the rows beyond a multiple of [`ROUNDED`]; all by the own kernel where cuDNN is missing or refuses.
-    fn fused(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+    fn fused(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let (rows, keys) = (call.q.rows, call.k.rows);
         let rounded = rows / ROUNDED * ROUNDED;
         let lead = if call.mask == Mask::Causal { keys - rows + rounded } else { keys };
@@ -139,12 +139,12 @@ impl Attender {
         &self,
         device: &Device,
         fused: &Mutex<Fused>,
-        call: Attention<'_>,
+        call: CudaAttentionCall<'_>,
         (rows, keys): (usize, usize),
     ) -> Result<bool, KernelError> {
         let heads = call.q.heads;
         let own = if call.lse.shape[1] == rows { None } else { Some(device.empty(&[heads, rows], DType::F32)?) };
-        let asked = Attention { lse: own.as_ref().unwrap_or(call.lse), ..call };
+        let asked = CudaAttentionCall { lse: own.as_ref().unwrap_or(call.lse), ..call };
         let taken = fused.lock().expect("no panic holds it").run(device, Shape::of(&asked, rows, keys), &asked)?;
         if let (true, Some(own)) = (taken, &own) {
             let (from, to) = ((own.pointer(), 4 * rows), (call.lse.pointer(), 4 * call.lse.shape[1]));
@@ -156,13 +156,13 @@ impl Attender {
 
 impl Device {
     /// Attention by the own kernel for many rows: the fallback without cuDNN, and what cuDNN is checked against.
-    pub fn attend_own(&self, call: Attention<'_>) -> Result<(), KernelError> {
+    pub fn attend_own(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         call.check()?;
         if call.tiled() { self.attend_whole(call, 0) } else { self.attend_plain(call, None) }
     }
 
     /// Attention by the kernel that cuts the keys in pieces, whatever the rows.
-    pub fn attend_few(&self, call: Attention<'_>) -> Result<(), KernelError> {
+    pub fn attend_few(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         call.check()?;
         if call.tiled() { self.attend_rows(call) } else { self.attend_plain(call, None) }
     }

@@ -1,10 +1,10 @@
 //! FlexPrefill's choice among blocks of rows and keys, on the device. Attends to nothing.
 
-use super::super::device::{Device, Spread, launch};
-use super::super::kv::Kv;
+use super::super::device::{Device, LaunchShape, launch};
+use super::super::kv::CudaKv;
 use super::super::tensor::{Tensor, View};
 use super::lists::{Grouped, Lists};
-use super::stripes::Pool;
+use super::stripes::StripePool;
 use crate::sparse::flex::FLEX;
 use crate::{DType, FlexRule, KernelError};
 
@@ -17,7 +17,7 @@ const CUT: usize = 8;
 
 /// As `blocks.cu` declares it.
 #[repr(C)]
-struct Means {
+struct BlockMeansCall {
     queries: u64,
     keys: u64,
     wanted: u64,
@@ -35,7 +35,7 @@ struct Means {
 /// As `blocks.cu` declares it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Choice {
+struct BlockChoice {
     masses: u64,
     last: u64,
     weights: u64,
@@ -58,13 +58,13 @@ struct Choice {
 
 impl Device {
     /// FlexPrefill's keys, of a sequence that is not dense by the rule.
-    pub(in super::super) fn flex(&self, q: View<'_>, kv: &Kv, rule: FlexRule) -> Result<Lists, KernelError> {
+    pub(in super::super) fn flex(&self, q: View<'_>, kv: &CudaKv, rule: FlexRule) -> Result<Lists, KernelError> {
         let (heads, tokens, [k, _]) = (q.heads, q.rows, kv.view(0, kv.len()));
         let (blocks, words) = (tokens.div_ceil(FLEX), tokens.div_ceil(32 * FLEX));
         let [queries, keys] = [self.block_means(q)?, self.block_means(k)?];
         let last_rows = self.block_means(q.part(tokens - FLEX, tokens))?;
         let last = self.empty(&[heads, blocks], DType::F32)?;
-        let means = |queries: &Tensor, rows: usize| Means {
+        let means = |queries: &Tensor, rows: usize| BlockMeansCall {
             queries: queries.pointer(),
             keys: keys.pointer(),
             wanted: 0,
@@ -78,8 +78,8 @@ impl Device {
             scale: 1.0 / (q.dim as f32).sqrt(),
             unused: 0.0,
         };
-        let attend = |rows, heads, means: Means| {
-            launch!(self, "attend_means", Spread { blocks: (rows, heads), threads: 128, shared: 0 }, means)
+        let attend = |rows, heads, means: BlockMeansCall| {
+            launch!(self, "attend_means", LaunchShape { blocks: (rows, heads), threads: 128, shared: 0 }, means)
         };
         attend(1, heads, means(&last_rows, 1))?;
         let each = blocks * (blocks + 1) / 2;
@@ -89,7 +89,7 @@ impl Device {
         let pooled = self.empty(&[2, heads, blocks], DType::F32)?;
         let [lines, aware] = [self.alloc(8 * heads * words)?, self.alloc(4 * heads)?];
         let [cuts, bits] = [self.alloc(CUT * heads)?, self.alloc(4 * heads * blocks * words)?];
-        let choice = Choice {
+        let choice = BlockChoice {
             masses: masses.pointer(),
             last: last.pointer(),
             weights: weights.pointer(),
@@ -109,13 +109,13 @@ impl Device {
             tau: rule.tau,
             unused: 0,
         };
-        launch!(self, "choose_lines", Spread { blocks: (heads, 2), threads: CHOOSER_THREADS, shared: 0 }, choice)?;
+        launch!(self, "choose_lines", LaunchShape { blocks: (heads, 2), threads: CHOOSER_THREADS, shared: 0 }, choice)?;
         for first in (0..heads).step_by(at_a_time) {
-            let (some, choice) = (at_a_time.min(heads - first), Choice { first: first as i32, ..choice });
-            let by_means = Means { all: 0, first: first as i32, ..means(&queries, blocks) };
-            attend(blocks, some, Means { wanted: aware.pointer, weights: weights.pointer(), ..by_means })?;
-            launch!(self, "cover_means", Spread::new(some, CHOOSER_THREADS), choice)?;
-            launch!(self, "mark_blocks", Spread { blocks: (blocks, some), threads: 128, shared: 0 }, choice)?;
+            let (some, choice) = (at_a_time.min(heads - first), BlockChoice { first: first as i32, ..choice });
+            let by_means = BlockMeansCall { all: 0, first: first as i32, ..means(&queries, blocks) };
+            attend(blocks, some, BlockMeansCall { wanted: aware.pointer, weights: weights.pointer(), ..by_means })?;
+            launch!(self, "cover_means", LaunchShape::new(some, CHOOSER_THREADS), choice)?;
+            launch!(self, "mark_blocks", LaunchShape { blocks: (blocks, some), threads: 128, shared: 0 }, choice)?;
         }
         self.lists_of_bits(Grouped { heads, rows: FLEX, tokens }, &bits, (words, FLEX))
     }
@@ -124,7 +124,7 @@ impl Device {
     fn block_means(&self, x: View<'_>) -> Result<Tensor, KernelError> {
         let blocks = x.rows.div_ceil(FLEX);
         let means = self.empty(&[x.heads, blocks, x.dim], DType::F32)?;
-        let pool = Pool {
+        let pool = StripePool {
             q: x.pointer,
             maxima: 0,
             queries: means.pointer(),

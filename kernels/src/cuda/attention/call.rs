@@ -5,7 +5,7 @@ use crate::{DType, KernelError, Mask};
 
 /// What attention of `q` over `k, v` is given. Views are of one type; `lse` is `(query heads, rows)` f32.
 #[derive(Clone, Copy)]
-pub struct Attention<'a> {
+pub struct CudaAttentionCall<'a> {
     /// `(query heads, rows, dim)`.
     pub q: View<'a>,
     /// `(kv heads, keys, dim)`.
@@ -20,7 +20,7 @@ pub struct Attention<'a> {
     pub lse: &'a Tensor,
 }
 
-impl Attention<'_> {
+impl CudaAttentionCall<'_> {
     /// Refuses shapes and types that do not fit each other.
     pub fn check(&self) -> Result<(), KernelError> {
         let Self { q, k, v, out, lse, .. } = self;
@@ -130,8 +130,8 @@ impl Pieces {
 
 impl Tiled {
     /// Rows `first..first + rows` of a call.
-    pub fn of(call: &Attention<'_>, first: usize, rows: usize) -> Self {
-        let Attention { q, k, v, out, lse, mask } = call;
+    pub fn of(call: &CudaAttentionCall<'_>, first: usize, rows: usize) -> Self {
+        let CudaAttentionCall { q, k, v, out, lse, mask } = call;
         let to = out.part(first, first + rows);
         Self {
             out: to.pointer,

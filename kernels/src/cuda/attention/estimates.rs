@@ -1,9 +1,9 @@
 //! What the last rows of a sequence attend to, and MInference's choice by that, on the device.
 
-use super::super::device::{Device, Spread, launch, typed};
-use super::super::kv::Kv;
+use super::super::device::{Device, LaunchShape, launch, typed};
+use super::super::kv::CudaKv;
 use super::super::tensor::{Tensor, View};
-use super::call::Attention;
+use super::call::CudaAttentionCall;
 use super::lists::{Grouped, Lists};
 use crate::sparse::vertical_slash::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
@@ -15,7 +15,7 @@ const WEIGHT_STRIDE: usize = MASS_KEYS + 8;
 
 /// As `estimates.cu` declares it.
 #[repr(C)]
-struct Masses {
+struct MassesCall {
     q: u64,
     k: u64,
     lse: u64,
@@ -52,7 +52,7 @@ impl Device {
     pub(in super::super) fn masses(
         &self,
         q: View<'_>,
-        kv: &Kv,
+        kv: &CudaKv,
         rows: usize,
         first: [usize; 2],
     ) -> Result<Tensor, KernelError> {
@@ -61,12 +61,12 @@ impl Device {
         let q = q.part(tokens - rows, tokens);
         let output = self.empty_by_rows([heads, rows, dim], DType::F32)?;
         let lse = self.empty(&[heads, rows], DType::F32)?;
-        let call = Attention { q, k, v, mask: Mask::Causal, out: output.heads_first()?, lse: &lse };
+        let call = CudaAttentionCall { q, k, v, mask: Mask::Causal, out: output.heads_first()?, lse: &lse };
         self.attend_few(call)?;
         let blocks = tokens.div_ceil(MASS_KEYS);
         let sums = self.empty(&[2 * heads, tokens], DType::F32)?;
         let diagonals = self.alloc(4 * heads * blocks * (rows + MASS_KEYS - 1))?;
-        let masses = Masses {
+        let masses = MassesCall {
             q: q.pointer,
             k: k.pointer,
             lse: lse.pointer(),
@@ -89,7 +89,7 @@ impl Device {
             true => (format!("masses_{dim}"), MASS_KEYS * dim * 2 + 4 * rows * WEIGHT_STRIDE),
             false => (typed("plain_masses", q.dtype), 0),
         };
-        launch!(self, &name, Spread { blocks: (blocks, heads), threads: MASS_THREADS, shared }, masses)?;
+        launch!(self, &name, LaunchShape { blocks: (blocks, heads), threads: MASS_THREADS, shared }, masses)?;
         let offsets = Offsets {
             diagonals: diagonals.pointer,
             offsets: sums.pointer() + (4 * heads * tokens) as u64,
@@ -98,7 +98,7 @@ impl Device {
             blocks: blocks as i32,
             first: first[1].min(tokens) as i32,
         };
-        let spread = Spread { blocks: (tokens.div_ceil(256), heads), threads: 256, shared: 0 };
+        let spread = LaunchShape { blocks: (tokens.div_ceil(256), heads), threads: 256, shared: 0 };
         launch!(self, "join_diagonals", spread, offsets)?;
         Ok(sums)
     }
@@ -107,7 +107,7 @@ impl Device {
     pub(in super::super) fn vertical_slash(
         &self,
         q: View<'_>,
-        kv: &Kv,
+        kv: &CudaKv,
         rule: VerticalSlashRule,
     ) -> Result<Lists, KernelError> {
         let masses = self.masses(q, kv, q.rows.min(SLASH), FOREMOST)?;

@@ -10,15 +10,15 @@ use cudarc::cudnn::sys::{self, cudnnBackendDescriptor_t as Descriptor};
 use graph::Graph;
 pub use shape::Shape;
 
-use super::super::device::{Buffer, Device, device_error};
-use super::call::Attention;
+use super::super::device::{Device, DeviceBuffer, device_error};
+use super::call::CudaAttentionCall;
 use crate::KernelError;
 
 /// Plans kept; beyond, the one that was not asked for the longest is dropped.
 const PLANS_KEPT: usize = 256;
 
 /// A built plan.
-pub struct Plan {
+pub struct FusedPlan {
     plan: Descriptor,
     graph: Graph,
     /// What the plan was built from; kept as long as it is.
@@ -29,7 +29,7 @@ pub struct Plan {
 /// What is known of a shape.
 struct Known {
     /// `None`: refused.
-    plan: Option<Plan>,
+    plan: Option<FusedPlan>,
     /// The call that asked for it last.
     asked: u64,
 }
@@ -43,7 +43,7 @@ pub struct Fused {
     plans: HashMap<Shape, Known>,
     /// Calls so far.
     calls: u64,
-    workspace: Option<Buffer>,
+    workspace: Option<DeviceBuffer>,
 }
 
 // SAFETY: the handle and the plans are used by one thread at a time, behind the mutex of the owner.
@@ -73,7 +73,7 @@ impl Fused {
     }
 
     /// Queues attention of the call's first rows; whether cuDNN takes the shape.
-    pub fn run(&mut self, device: &Device, shape: Shape, call: &Attention<'_>) -> Result<bool, KernelError> {
+    pub fn run(&mut self, device: &Device, shape: Shape, call: &CudaAttentionCall<'_>) -> Result<bool, KernelError> {
         device.context().bind_to_thread().map_err(|error| device_error("cudnn", error))?;
         self.calls += 1;
         if !self.plans.contains_key(&shape) {
@@ -104,12 +104,12 @@ impl Fused {
 
 impl Fused {
     /// A plan, if the library has one. It may lack memory that the process keeps to allocate from.
-    fn build(&self, device: &Device, shape: Shape) -> Result<Option<Plan>, KernelError> {
-        if let Ok(plan) = Plan::build(self.handle, shape) {
+    fn build(&self, device: &Device, shape: Shape) -> Result<Option<FusedPlan>, KernelError> {
+        if let Ok(plan) = FusedPlan::build(self.handle, shape) {
             return Ok(Some(plan));
         }
         device.give_back()?;
-        Ok(Plan::build(self.handle, shape).ok())
+        Ok(FusedPlan::build(self.handle, shape).ok())
     }
 
     fn make_room(&mut self, device: &Device) -> Result<(), KernelError> {
@@ -130,7 +130,7 @@ impl Drop for Fused {
     }
 }
 
-impl Plan {
+impl FusedPlan {
     fn build(handle: sys::cudnnHandle_t, shape: Shape) -> Result<Self, KernelError> {
         let graph = Graph::new(shape)?;
         let (plan, workspace, engines) = graph.plan(handle)?;
@@ -138,7 +138,7 @@ impl Plan {
     }
 }
 
-impl Drop for Plan {
+impl Drop for FusedPlan {
     fn drop(&mut self) {
         // SAFETY: the plan was built for this value alone.
         unsafe { sys::cudnnBackendDestroyDescriptor(self.plan) };

@@ -1,6 +1,6 @@
 //! Lists of keys in device memory: brought there, or made there of what was chosen. Chooses nothing.
 
-use super::super::device::{Buffer, Device, Spread, launch};
+use super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
 use super::super::tensor::Tensor;
 use crate::{KernelError, KeySets};
 
@@ -16,9 +16,9 @@ pub struct Grouped {
 pub struct Lists {
     pub of: Grouped,
     /// Where the ranges of each list begin, and how many there are of all: 8 bytes each.
-    pub offsets: Buffer,
+    pub offsets: DeviceBuffer,
     /// As `lists.cuh` declares them.
-    pub ranges: Buffer,
+    pub ranges: DeviceBuffer,
     /// Pairs of a row and a listed key that does not come after it.
     pub pairs: u64,
 }
@@ -113,17 +113,17 @@ impl Device {
     pub(in super::super) fn lists_of_bits(
         &self,
         of: Grouped,
-        bits: &Buffer,
+        bits: &DeviceBuffer,
         (words, unit): (usize, usize),
     ) -> Result<Lists, KernelError> {
-        let spread = Spread::new(of.lists().div_ceil(4), 128);
+        let spread = LaunchShape::new(of.lists().div_ceil(4), 128);
         let argument = |to| Bits { to, bits: bits.pointer, words: words as i32, unit: unit as i32 };
         self.made(of, |to| launch!(self, "list_bits", spread, argument(to)))
     }
 
     /// MInference's lists, of columns and offsets `(heads, count)`, ascending words.
     pub(super) fn lists_of_lines(&self, of: Grouped, [columns, offsets]: [&Tensor; 2]) -> Result<Lists, KernelError> {
-        let spread = Spread::new(of.lists().div_ceil(4), 128);
+        let spread = LaunchShape::new(of.lists().div_ceil(4), 128);
         let argument = |to| Lines {
             to,
             columns: columns.pointer(),

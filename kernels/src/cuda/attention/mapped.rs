@@ -18,14 +18,14 @@ pub struct Mapped {
 
 impl Mapped {
     /// A call and the maps of its keys and values.
-    pub fn of(call: Tiled, Laid { maps, settled }: Laid) -> Self {
+    pub fn of(call: Tiled, EncodedMaps { maps, settled }: EncodedMaps) -> Self {
         Self { maps, call, settled: u64::from(settled), unused: [0; 2] }
     }
 }
 
 /// Maps of keys and values, and whether these were written by none of what the launch behind may overlap.
 #[derive(Clone, Copy)]
-pub struct Laid {
+pub struct EncodedMaps {
     maps: [Map; 2],
     settled: bool,
 }
@@ -34,7 +34,7 @@ const _: () = assert!(size_of::<Mapped>() == 448, "without gaps");
 
 impl Device {
     /// Maps of keys and values, where there is a kernel that wants them.
-    pub(in super::super) fn laid(&self, keys: [View<'_>; 2]) -> Result<Option<Laid>, KernelError> {
+    pub(in super::super) fn laid(&self, keys: [View<'_>; 2]) -> Result<Option<EncodedMaps>, KernelError> {
         if !self.is_hopper() {
             return Ok(None);
         }
@@ -48,6 +48,6 @@ impl Device {
         };
         let [k, v] = keys;
         let settled = [k, v].iter().all(|of| self.queue().is_done(of.written));
-        Ok(Some(Laid { maps: [map(k)?, map(v)?], settled }))
+        Ok(Some(EncodedMaps { maps: [map(k)?, map(v)?], settled }))
     }
 }

@@ -1,8 +1,8 @@
 //! The own attention kernels, launched.
 
-use super::super::device::{Device, Spread, launch, typed};
+use super::super::device::{Device, LaunchShape, launch, typed};
 use super::super::tensor::Tensor;
-use super::call::{Attention, MaskArgument, Pieces, Tiled};
+use super::call::{CudaAttentionCall, MaskArgument, Pieces, Tiled};
 use super::lists::Lists;
 use super::mapped::Mapped;
 use crate::{DType, KernelError};
@@ -108,27 +108,27 @@ impl Tiling {
 }
 
 /// How the pieces of some packed rows are combined: what the kernel's name has, and how it is spread for each KV head and call.
-pub fn combining(pieces: usize, packed: usize) -> (&'static str, Spread) {
+pub fn combining(pieces: usize, packed: usize) -> (&'static str, LaunchShape) {
     let (depth, rows) = if pieces > DEEP_PIECES { ("_deep", COMBINED[1]) } else { ("", COMBINED[0]) };
-    (depth, Spread::new(packed.div_ceil(rows), 128))
+    (depth, LaunchShape::new(packed.div_ceil(rows), 128))
 }
 
 impl Device {
     /// Rows `first..`, all keys of a row in one block of threads.
-    pub(super) fn attend_whole(&self, call: Attention<'_>, first: usize) -> Result<(), KernelError> {
+    pub(super) fn attend_whole(&self, call: CudaAttentionCall<'_>, first: usize) -> Result<(), KernelError> {
         let (rows, dim) = (call.q.rows - first, call.q.dim);
         let argument = Tiled::of(&call, first, rows);
         let tiles = (rows * argument.group as usize).div_ceil(128);
-        let spread = Spread { blocks: (tiles, call.k.heads), threads: 256, shared: 2 * 2 * 64 * dim * 2 };
+        let spread = LaunchShape { blocks: (tiles, call.k.heads), threads: 256, shared: 2 * 2 * 64 * dim * 2 };
         launch!(self, &format!("attend_whole_{dim}"), spread, argument)
     }
 
     /// Attention over few keys, merged into the output (bf16) and the log-sum-exp of others that are there.
-    pub(super) fn attend_into(&self, call: Attention<'_>) -> Result<(), KernelError> {
+    pub(super) fn attend_into(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let (rows, dim) = (call.q.rows, call.q.dim);
         let argument = Tiled::of(&call, 0, rows);
         let tiles = (rows * argument.group as usize).div_ceil(64);
-        let spread = Spread { blocks: (tiles, call.k.heads), threads: 128, shared: 2 * 2 * 32 * dim * 2 };
+        let spread = LaunchShape { blocks: (tiles, call.k.heads), threads: 128, shared: 2 * 2 * 32 * dim * 2 };
         launch!(self, &format!("attend_into_{dim}"), spread, argument)
     }
 
@@ -138,17 +138,17 @@ impl Device {
     }
 
     /// A tiling's kernel for so many blocks of threads, and how these are spread.
-    pub(in super::super) fn tiled(&self, tiling: &Tiling, blocks: (usize, usize)) -> (String, Spread) {
+    pub(in super::super) fn tiled(&self, tiling: &Tiling, blocks: (usize, usize)) -> (String, LaunchShape) {
         let &Tiling { name, threads, shared, deep, .. } = tiling;
         let (name, shared) = match deep.filter(|_| self.room().each(blocks) == 1) {
             Some(deep) => (format!("{name}_deep"), deep),
             None => (name.to_string(), shared),
         };
-        (name, self.room().evenly(Spread { blocks, threads, shared }))
+        (name, self.room().evenly(LaunchShape { blocks, threads, shared }))
     }
 
     /// The keys in pieces, their partials combined.
-    pub(super) fn attend_rows(&self, call: Attention<'_>) -> Result<(), KernelError> {
+    pub(super) fn attend_rows(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let (dim, kv) = (call.q.dim, call.k.heads);
         let pieces = call.k.rows.div_ceil(PIECE).max(1);
         for first in (0..call.q.rows).step_by(CHUNK) {
@@ -179,7 +179,7 @@ impl Device {
                 None => launch!(self, &kernel, spread, argument)?,
             }
             let (depth, spread) = combining(pieces, packed);
-            let spread = Spread { blocks: (spread.blocks.0, kv), ..spread };
+            let spread = LaunchShape { blocks: (spread.blocks.0, kv), ..spread };
             launch!(self, &format!("combine{depth}_{dim}"), spread, combination)?;
         }
         Ok(())
@@ -188,11 +188,11 @@ impl Device {
     /// Any type, head size and list of keys, slowly.
     pub(super) fn attend_plain(
         &self,
-        call: Attention<'_>,
+        call: CudaAttentionCall<'_>,
         selected: Option<(&Lists, Option<&Tensor>)>,
     ) -> Result<(), KernelError> {
         let keys = selected.map(|(keys, _)| keys);
-        let Attention { q, k, v, out, lse, .. } = call;
+        let CudaAttentionCall { q, k, v, out, lse, .. } = call;
         if q.dim > 256 || out.dtype != DType::F32 {
             let expected = "heads of at most 256 elements and an f32 output";
             return Err(KernelError::shape("attention", expected, &[&[q.heads, q.rows, q.dim]]));
@@ -221,7 +221,7 @@ impl Device {
             unused: 0,
         };
         debug_assert!(q.dtype.size() >= 2);
-        let spread = Spread { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
+        let spread = LaunchShape { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
         launch!(self, &typed("attend_plain", q.dtype), spread, argument)
     }
 }

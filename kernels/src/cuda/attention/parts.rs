@@ -13,7 +13,7 @@ const MOST_STRETCHES: f64 = 1.5;
 
 /// A part of a call.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct CallPart {
     /// Of KV heads.
     pub heads: Range<usize>,
     pub rows: Range<usize>,
@@ -25,12 +25,12 @@ pub fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
     if mask == Mask::Causal && keys >= count { count * (keys - count / 2.0) } else { count * keys }
 }
 
-/// Of which a call of so many stretches is queued.
-pub fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) -> Vec<Part> {
-    let fits = |count: &usize| kv.is_multiple_of(*count) && stretches / *count as f64 <= MOST_STRETCHES;
+/// Of which a call of so many quanta is queued.
+pub fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, quanta: f64) -> Vec<CallPart> {
+    let fits = |count: &usize| kv.is_multiple_of(*count) && quanta / *count as f64 <= MOST_STRETCHES;
     let by_heads = (1..kv).find(fits).unwrap_or(kv);
     let cuts = mask == Mask::None || (mask == Mask::Causal && keys >= rows);
-    let by_rows = if cuts { ((stretches / by_heads as f64).round() as usize).max(1) } else { 1 };
+    let by_rows = if cuts { ((quanta / by_heads as f64).round() as usize).max(1) } else { 1 };
     // Causal rows see the more keys the later they are: as much work in each part.
     let before = if mask == Mask::Causal { keys.saturating_sub(rows) as f64 } else { f64::from(u32::MAX) };
     let end = |part: usize| {
@@ -41,22 +41,22 @@ pub fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64
     let rows: Vec<_> = (0..by_rows).map(|part| end(part)..end(part + 1)).filter(|rows| !rows.is_empty()).collect();
     let each = kv / by_heads;
     let of_heads = |part: usize| rows.iter().map(move |rows| (part * each..(part + 1) * each, rows.clone()));
-    (0..by_heads).flat_map(of_heads).map(|(heads, rows)| Part { heads, rows }).collect()
+    (0..by_heads).flat_map(of_heads).map(|(heads, rows)| CallPart { heads, rows }).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::device::STRETCH;
+    use super::super::super::device::QUANTUM_OPERATIONS;
     use super::*;
 
     const KV: usize = 8;
 
-    /// Parts of a call of an 8B model, and how many stretches each takes.
-    fn cut(rows: usize, keys: usize, mask: Mask) -> (Vec<Part>, Vec<f64>) {
-        let stretches = |kv: usize, rows, keys| 4.0 * (128 * 4 * kv) as f64 * pairs(rows, keys, mask) / STRETCH;
-        let parts = parts(KV, (rows, keys), mask, stretches(KV, rows, keys));
+    /// Parts of a call of an 8B model, and how many quanta each takes.
+    fn cut(rows: usize, keys: usize, mask: Mask) -> (Vec<CallPart>, Vec<f64>) {
+        let quanta = |kv: usize, rows, keys| 4.0 * (128 * 4 * kv) as f64 * pairs(rows, keys, mask) / QUANTUM_OPERATIONS;
+        let parts = parts(KV, (rows, keys), mask, quanta(KV, rows, keys));
         let seen = |end: usize| if mask == Mask::Causal { keys - (rows - end) } else { keys };
-        let each = parts.iter().map(|Part { heads, rows }| stretches(heads.len(), rows.len(), seen(rows.end)));
+        let each = parts.iter().map(|CallPart { heads, rows }| quanta(heads.len(), rows.len(), seen(rows.end)));
         let each = each.collect();
         (parts, each)
     }
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn long_calls_are_queued_in_parts_of_a_stretch_and_short_ones_whole() {
         let thousand = 1024;
-        let whole = |rows| Part { heads: 0..KV, rows: 0..rows };
+        let whole = |rows| CallPart { heads: 0..KV, rows: 0..rows };
         for rows in [513, 8 * thousand, 32 * thousand] {
             assert_eq!(cut(rows, rows, Mask::Causal).0, [whole(rows)]);
         }

@@ -1,8 +1,8 @@
 //! Attention over lists of keys: in tiles for bf16 and the head sizes of most models, plain for all else.
 
-use super::super::device::{Device, Spread, launch};
+use super::super::device::{Device, LaunchShape, launch};
 use super::super::tensor::Tensor;
-use super::call::Attention;
+use super::call::CudaAttentionCall;
 use super::lists::Lists;
 use crate::{DType, KernelError};
 
@@ -12,7 +12,7 @@ const LISTED_KEYS: usize = 64;
 
 /// As `selected.cu` declares it.
 #[repr(C)]
-struct Selected {
+struct SelectedCall {
     q: u64,
     k: u64,
     v: u64,
@@ -40,7 +40,7 @@ impl Device {
     /// highest scores go to `maxima (heads, rows)` f32, if it is there.
     pub(in super::super) fn attend_selected(
         &self,
-        call: Attention<'_>,
+        call: CudaAttentionCall<'_>,
         keys: &Lists,
         maxima: Option<&Tensor>,
     ) -> Result<(), KernelError> {
@@ -53,9 +53,14 @@ impl Device {
         }
     }
 
-    fn attend_lists(&self, call: Attention<'_>, keys: &Lists, maxima: Option<&Tensor>) -> Result<(), KernelError> {
-        let Attention { q, k, v, out, lse, .. } = call;
-        let argument = Selected {
+    fn attend_lists(
+        &self,
+        call: CudaAttentionCall<'_>,
+        keys: &Lists,
+        maxima: Option<&Tensor>,
+    ) -> Result<(), KernelError> {
+        let CudaAttentionCall { q, k, v, out, lse, .. } = call;
+        let argument = SelectedCall {
             q: q.pointer,
             k: k.pointer,
             v: v.pointer,
@@ -81,6 +86,6 @@ impl Device {
         // Queries and three blocks of keys and values, or two of both; the numbers of three blocks.
         let shared = 4 * LISTED_KEYS * q.dim * 2 + 3 * LISTED_KEYS * 4;
         let kernel = if self.is_hopper() { "attend_selected_warpgroup" } else { "attend_selected" };
-        launch!(self, &format!("{kernel}_{}", q.dim), Spread { blocks, threads: 128, shared }, argument)
+        launch!(self, &format!("{kernel}_{}", q.dim), LaunchShape { blocks, threads: 128, shared }, argument)
     }
 }

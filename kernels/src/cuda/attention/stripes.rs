@@ -1,6 +1,6 @@
 //! The stripes of AnchorAttention, chosen on the device. Attends to nothing.
 
-use super::super::device::{Device, Spread, launch, typed};
+use super::super::device::{Device, LaunchShape, launch, typed};
 use super::super::tensor::{Tensor, View};
 use super::lists::{Grouped, Lists};
 use crate::{DType, KernelError, StripeRule};
@@ -12,7 +12,7 @@ const WORD: usize = 32;
 
 /// As `stripes.cu` declares it.
 #[repr(C)]
-pub struct Pool {
+pub struct StripePool {
     pub q: u64,
     pub maxima: u64,
     pub queries: u64,
@@ -27,7 +27,7 @@ pub struct Pool {
 
 /// As `stripes.cu` declares it.
 #[repr(C)]
-struct Find {
+struct FindCall {
     k: u64,
     queries: u64,
     anchors: u64,
@@ -62,7 +62,7 @@ impl Device {
         let blocks = tokens.div_ceil(rows);
         let queries = self.alloc(4 * heads * blocks * dim)?;
         let anchors = self.alloc(4 * heads * blocks)?;
-        let pool = Pool {
+        let pool = StripePool {
             q: q.pointer,
             maxima: maxima.pointer(),
             queries: queries.pointer,
@@ -81,7 +81,7 @@ impl Device {
         let name = typed(if aligned { "find_stripes_wide" } else { "find_stripes" }, k.dtype);
         let lists = heads * groups;
         let found = self.alloc(4 * words * lists)?;
-        let find = Find {
+        let find = FindCall {
             k: k.pointer,
             queries: queries.pointer,
             anchors: anchors.pointer,
@@ -100,15 +100,16 @@ impl Device {
             scale: 1.0 / (dim as f32).sqrt(),
             theta: rule.theta,
         };
-        let spread = Spread { blocks: (lists, tokens.div_ceil(STRIPE_KEYS)), threads: STRIPE_KEYS as u32, shared: 0 };
+        let spread =
+            LaunchShape { blocks: (lists, tokens.div_ceil(STRIPE_KEYS)), threads: STRIPE_KEYS as u32, shared: 0 };
         launch!(self, &name, spread, find)?;
         let of = Grouped { heads, rows: rule.span(), tokens };
         self.lists_of_bits(of, &found, (words, 1))
     }
 
     /// Means over the rows of each block of each head.
-    pub(super) fn pool(&self, pool: Pool, heads: usize, dtype: DType) -> Result<(), KernelError> {
-        let spread = Spread { blocks: (pool.blocks as usize, heads), threads: 128, shared: 0 };
+    pub(super) fn pool(&self, pool: StripePool, heads: usize, dtype: DType) -> Result<(), KernelError> {
+        let spread = LaunchShape { blocks: (pool.blocks as usize, heads), threads: 128, shared: 0 };
         launch!(self, &typed("pool_queries", dtype), spread, pool)
     }
 }

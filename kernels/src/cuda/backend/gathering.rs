@@ -1,14 +1,14 @@
 //! Parts of a matrix, one of each of several GPUs, put together on all of them. GPUs that are linked write to each other's memory and
-//! wait for what the others write, by one kernel each; elsewhere parts are lent.
+//! wait for what the others write, by one kernel each; elsewhere parts are exported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::super::device::{Buffer, Pinned, Spread, device_error, launch};
+use super::super::device::{DeviceBuffer, LaunchShape, Pinned, device_error, launch};
 use super::super::exchange;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
-use crate::{AllGather, KernelError, Meeting};
+use crate::{AllGather, KernelError, Rendezvous};
 
 /// Most GPUs, as the kernel has it.
 const MEMBERS: usize = 8;
@@ -41,7 +41,7 @@ struct Gathering {
 
 /// As `Collectives::all_gather`.
 pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
-    if are_linked(members) { at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
+    if are_linked(members) { at_once(members) } else { Ok(Box::new(Rendezvous::new(members))) }
 }
 
 /// By the kernel that waits for the others', even where all are on one GPU.
@@ -86,12 +86,12 @@ impl Layout {
 /// Where each member gets the parts of the others: two places for each, which take turns.
 struct Inboxes {
     members: Vec<Arc<Cuda>>,
-    each: Vec<Buffer>,
+    each: Vec<DeviceBuffer>,
     /// Of each member's last exchange.
     numbers: Vec<AtomicU32>,
     abandoned: Abandoned,
     /// For what the kernel does not take.
-    meeting: Meeting<Cuda>,
+    meeting: Rendezvous<Cuda>,
 }
 
 /// Whether a member takes part no more, in host memory, where waiting kernels look.
@@ -130,7 +130,7 @@ impl Inboxes {
         let flag = flag.map_err(|error| device_error("all_gather", error))?;
         // SAFETY: the memory is fresh, and a word fits.
         unsafe { flag.pointer().cast::<u32>().write(0) };
-        let meeting = Meeting::new(members);
+        let meeting = Rendezvous::new(members);
         Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), meeting })
     }
 
@@ -183,7 +183,7 @@ impl AllGather<Cuda> for Inboxes {
         let number = if last == u32::MAX { 2 } else { last + 1 };
         self.numbers[member].store(number, Ordering::Relaxed);
         let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
-        let spread = Spread::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
+        let spread = LaunchShape::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
         let gathering = self.gathering((member, number), (part, &out), &layout);
         launch!(device, "all_gather", spread, gathering)?;
         Ok(out)

@@ -1,15 +1,15 @@
 //! Attention over keys that are chosen on the device.
 
-use super::super::attention::{Attention, Lists};
+use super::super::attention::{CudaAttentionCall, Lists};
 use super::super::gpu::Cuda;
-use super::super::kv::Kv;
+use super::super::kv::CudaKv;
 use super::super::tensor::Tensor;
 use crate::backend::{AttentionOps, Partial, Sparse};
 use crate::sparse::vertical_slash::SLASH;
 use crate::{DType, FlexRule, KernelError, KeySets, Mask, Selection, Selector, StripeRule, VerticalSlashRule};
 
 /// As `SelectionOps::attention_selected`.
-pub(super) fn selected(gpu: &Cuda, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+pub(super) fn selected(gpu: &Cuda, q: &Tensor, kv: &CudaKv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
     let (heads, tokens) = causal(gpu, "attention_selected", q, kv)?;
     let groups = tokens.div_ceil(keys.rows());
     if keys.heads() != heads || keys.groups() != groups || keys.end() > tokens {
@@ -21,7 +21,7 @@ pub(super) fn selected(gpu: &Cuda, q: &Tensor, kv: &Kv, keys: &KeySets) -> Resul
 }
 
 /// As `SelectionOps::attention_by`.
-pub(super) fn by_selector<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'a, Cuda> {
+pub(super) fn by_selector<'a>(gpu: &'a Cuda, q: &Tensor, kv: &CudaKv, selector: Selector) -> Sparse<'a, Cuda> {
     match selector {
         Selector::Stripes(rule) => striped(gpu, q, kv, rule),
         Selector::VerticalSlash(rule) => slashed(gpu, q, kv, rule),
@@ -30,7 +30,7 @@ pub(super) fn by_selector<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, selector: Sele
 }
 
 /// Attention over the anchor region, by which stripes are found, and over these.
-fn striped<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'a, Cuda> {
+fn striped<'a>(gpu: &'a Cuda, q: &Tensor, kv: &CudaKv, rule: StripeRule) -> Sparse<'a, Cuda> {
     rule.check()?;
     let (heads, tokens) = causal(gpu, "stripe_attention", q, kv)?;
     let maxima = gpu.device.empty(&[heads, tokens], DType::F32)?;
@@ -45,7 +45,7 @@ fn striped<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'
     Ok((partial, selection(gpu, stripes)))
 }
 
-fn slashed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Sparse<'a, Cuda> {
+fn slashed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &CudaKv, rule: VerticalSlashRule) -> Sparse<'a, Cuda> {
     let (heads, tokens) = causal(gpu, "vertical_slash", q, kv)?;
     let lists = match tokens {
         0 => gpu.device.listed(&KeySets::new(heads, SLASH, &[])?, 0)?,
@@ -54,7 +54,7 @@ fn slashed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> S
     attended(gpu, q, kv, lists)
 }
 
-fn flexed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'a, Cuda> {
+fn flexed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &CudaKv, rule: FlexRule) -> Sparse<'a, Cuda> {
     let (heads, tokens) = causal(gpu, "flex_prefill", q, kv)?;
     if rule.is_dense(tokens) {
         let keys = rule.dense(heads, tokens)?;
@@ -64,7 +64,7 @@ fn flexed<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'a, 
     attended(gpu, q, kv, lists)
 }
 
-fn attended<'a>(gpu: &'a Cuda, q: &Tensor, kv: &Kv, lists: Lists) -> Sparse<'a, Cuda> {
+fn attended<'a>(gpu: &'a Cuda, q: &Tensor, kv: &CudaKv, lists: Lists) -> Sparse<'a, Cuda> {
     let partial = match lists.pairs == dense_pairs(lists.of.heads, lists.of.tokens) {
         true => gpu.attention(q, kv, Mask::Causal)?,
         false => over(gpu, q, kv, &lists, None)?,
@@ -80,21 +80,21 @@ fn selection(gpu: &Cuda, lists: Lists) -> Selection<'_> {
 fn over(
     gpu: &Cuda,
     q: &Tensor,
-    kv: &Kv,
+    kv: &CudaKv,
     keys: &Lists,
     maxima: Option<&Tensor>,
 ) -> Result<Partial<Tensor>, KernelError> {
     let partial = gpu.partial(q, DType::F32)?;
     let [k, v] = kv.view(0, kv.len());
     let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
-    let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
+    let call = CudaAttentionCall { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
     gpu.device.attend_selected(call, keys, maxima)?;
     gpu.device.queued(call.q.rows, 4.0 * call.q.dim as f64 * keys.pairs as f64)?;
     Ok(partial)
 }
 
 /// Checks that there is a key for every query: heads and tokens.
-fn causal(gpu: &Cuda, operation: &'static str, q: &Tensor, kv: &Kv) -> Result<(usize, usize), KernelError> {
+fn causal(gpu: &Cuda, operation: &'static str, q: &Tensor, kv: &CudaKv) -> Result<(usize, usize), KernelError> {
     gpu.computed(operation, q)?;
     let ((heads, tokens, dim), [k, _]) = (q.cube(operation)?, kv.view(0, kv.len()));
     if tokens != k.rows || dim != k.dim || k.heads == 0 || !heads.is_multiple_of(k.heads) {

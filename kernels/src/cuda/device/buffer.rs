@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cudarc::driver::{CudaStream, result};
 
 /// Device memory.
-pub struct Buffer {
+pub struct DeviceBuffer {
     pub pointer: u64,
     pub bytes: usize,
     stream: Arc<CudaStream>,
@@ -15,15 +15,15 @@ pub struct Buffer {
 }
 
 /// Memory of which several buffers have the beginning, each as much as it claims.
-struct Shared {
-    memory: Buffer,
+struct SharedMemory {
+    memory: DeviceBuffer,
     /// Bytes from the beginning that somebody uses.
     claimed: AtomicUsize,
 }
 
 /// Bytes up to `to` of a shared memory; those before `from` another claimed, too.
 struct Claim {
-    of: Arc<Shared>,
+    of: Arc<SharedMemory>,
     from: usize,
     to: usize,
 }
@@ -35,7 +35,7 @@ impl Drop for Claim {
     }
 }
 
-impl Buffer {
+impl DeviceBuffer {
     /// Memory of the stream's pool, which nobody else frees.
     pub fn new(pointer: u64, bytes: usize, stream: Arc<CudaStream>) -> Self {
         Self { pointer, bytes, stream, claim: None }
@@ -44,7 +44,7 @@ impl Buffer {
     /// The first bytes of `self`, which others may share from now on.
     pub fn shared(self, bytes: usize) -> Self {
         let (pointer, stream) = (self.pointer, Arc::clone(&self.stream));
-        let of = Arc::new(Shared { memory: self, claimed: AtomicUsize::new(bytes) });
+        let of = Arc::new(SharedMemory { memory: self, claimed: AtomicUsize::new(bytes) });
         Self { pointer, bytes, stream, claim: Some(Claim { of, from: 0, to: bytes }) }
     }
 
@@ -63,7 +63,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.claim.is_some() {
             return;

@@ -1,18 +1,18 @@
 //! What goes to the device with a launch, as an argument of a kernel. Launches nothing.
 
 /// Bytes that go to the device as an argument of a kernel.
-pub const CARRIED: usize = 3968;
+pub const ARGUMENT_BYTES: usize = 3968;
 
 /// Words that go as an argument, as the kernels declare them.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Carried([u32; CARRIED / 4]);
+pub struct Carried([u32; ARGUMENT_BYTES / 4]);
 
 impl Carried {
     /// These bytes, whole words, where there is room for them.
     pub fn of(bytes: &[u8]) -> Option<Self> {
-        let mut carried = Self([0; CARRIED / 4]);
+        let mut carried = Self([0; ARGUMENT_BYTES / 4]);
         carried.0.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(to, from)| *to = u32::from_ne_bytes(*from));
-        (bytes.len() <= CARRIED && bytes.len().is_multiple_of(4)).then_some(carried)
+        (bytes.len() <= ARGUMENT_BYTES && bytes.len().is_multiple_of(4)).then_some(carried)
     }
 }

@@ -52,8 +52,8 @@ mod tests {
 
     #[test]
     fn a_driver_that_is_too_old_is_told_what_is_needed() {
-        let told = too_old(12_040).unwrap();
-        assert!(told.contains("12.4") && told.contains("13.0") && told.contains("580"), "{told}");
+        let reported = too_old(12_040).unwrap();
+        assert!(reported.contains("12.4") && reported.contains("13.0") && reported.contains("580"), "{reported}");
         assert_eq!([too_old(13_000), too_old(13_020)], [None, None]);
     }
 }

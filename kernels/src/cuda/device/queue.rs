@@ -22,12 +22,12 @@ pub struct Queue {
 
 /// Up to which launch of a queue memory may have been written. What has come to another queue was done before it came there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteMark {
     queue: u64,
     launches: u64,
 }
 
-impl Written {
+impl WriteMark {
     /// Nobody knows.
     pub const UNKNOWN: Self = Self { queue: 0, launches: u64::MAX };
 }
@@ -59,13 +59,13 @@ impl Queue {
     }
 
     /// What was queued so far may have been written.
-    pub fn written(&self) -> Written {
-        Written { queue: self.number, launches: self.counts.lock().expect("no panic holds it").launched }
+    pub fn written(&self) -> WriteMark {
+        WriteMark { queue: self.number, launches: self.counts.lock().expect("no panic holds it").launched }
     }
 
     /// Whether a kernel that is queued now, or later, finds there what was written, without waiting.
-    pub fn is_done(&self, written: Written) -> bool {
-        let elsewhere = written != Written::UNKNOWN && written.queue != self.number;
+    pub fn is_done(&self, written: WriteMark) -> bool {
+        let elsewhere = written != WriteMark::UNKNOWN && written.queue != self.number;
         elsewhere || written.launches <= self.counts.lock().expect("no panic holds it").done
     }
 }
@@ -83,12 +83,12 @@ mod tests {
             written.push(queue.is_done(queue.written()));
         }
         assert_eq!(written, [false; 5], "the last one may be at work");
-        let done = |launches| queue.is_done(Written { launches, ..queue.written() });
+        let done = |launches| queue.is_done(WriteMark { launches, ..queue.written() });
         assert_eq!([0, 1, 2, 3, 4, 5].map(done), [true, true, true, true, false, false]);
         assert!(queue.push(early(false), || Err(())).is_err());
         assert!(!done(4), "what was not queued changes nothing");
         let other = Queue::default();
         assert!(queue.is_done(other.written()) && other.is_done(queue.written()), "it has come from there");
-        assert!(!queue.is_done(Written::UNKNOWN));
+        assert!(!queue.is_done(WriteMark::UNKNOWN));
     }
 }

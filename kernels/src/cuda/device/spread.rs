@@ -6,13 +6,13 @@ use cudarc::driver::{CudaContext, DriverError, sys::CUdevice_attribute as Attrib
 
 /// How a kernel is spread: blocks in x and y, threads of a block, bytes of shared memory.
 #[derive(Clone, Copy)]
-pub struct Spread {
+pub struct LaunchShape {
     pub blocks: (usize, usize),
     pub threads: u32,
     pub shared: usize,
 }
 
-impl Spread {
+impl LaunchShape {
     pub fn new(blocks: usize, threads: u32) -> Self {
         Self { blocks: (blocks, 1), threads, shared: 0 }
     }
@@ -24,7 +24,7 @@ impl Spread {
 }
 
 /// What a GPU's processors have room for.
-pub struct Room {
+pub struct Occupancy {
     processors: usize,
     /// Bytes of shared memory that a block can ask for, that a processor has, and that each block takes beside.
     pub block: usize,
@@ -32,7 +32,7 @@ pub struct Room {
     taken: usize,
 }
 
-impl Room {
+impl Occupancy {
     pub fn of(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         let number = |attribute| context.attribute(attribute).map(|number| number as usize);
         Ok(Self {
@@ -50,10 +50,10 @@ impl Room {
 
     /// `spread` with so much shared memory that no processor takes many more blocks than others: a kernel that starts early finds
     /// processors free one after the other, and would fill the first of them.
-    pub fn evenly(&self, spread: Spread) -> Spread {
+    pub fn evenly(&self, spread: LaunchShape) -> LaunchShape {
         let crowded =
             (self.processor / (self.each(spread.blocks) + 1) + 1).next_multiple_of(128).saturating_sub(self.taken);
-        Spread { shared: spread.shared.max(crowded).min(self.block.max(spread.shared)), ..spread }
+        LaunchShape { shared: spread.shared.max(crowded).min(self.block.max(spread.shared)), ..spread }
     }
 }
 
@@ -63,9 +63,9 @@ mod tests {
 
     #[test]
     fn no_processor_takes_a_block_more_than_it_has_to() {
-        let room = Room { processors: 132, block: 227 << 10, processor: 228 << 10, taken: 1 << 10 };
+        let room = Occupancy { processors: 132, block: 227 << 10, processor: 228 << 10, taken: 1 << 10 };
         let of_processor = |blocks: usize, shared: usize| {
-            let spread = room.evenly(Spread { blocks: (blocks / 8, 8), threads: 256, shared });
+            let spread = room.evenly(LaunchShape { blocks: (blocks / 8, 8), threads: 256, shared });
             assert!(spread.shared >= shared && spread.shared <= room.block);
             room.processor / (spread.shared + room.taken)
         };

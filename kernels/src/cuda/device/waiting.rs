@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::pace::{FEW_ROWS, LONG, SHORT_MEMORY, STRETCH};
+use super::throttle::{LONG_CALL_OPERATIONS, QUANTUM_OPERATIONS, SHORT_MEMORY, SPLIT_KEY_ROWS};
 use super::{Device, KEPT_SHARE, device_error};
-use crate::{Ahead, KernelError, Mark, Rank};
+use crate::{KernelError, Mark, PriorityGuard, Rank};
 
 impl Device {
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
@@ -64,22 +64,22 @@ impl Device {
     }
 
     /// A step begins, ahead of which nothing of a later rank goes.
-    pub fn ahead(&self, rank: Rank) -> Ahead {
-        self.pace.stretches.ahead(rank)
+    pub fn priority(&self, rank: Rank) -> PriorityGuard {
+        self.throttle.quanta.priority(rank)
     }
 
-    /// So many operations of a call of so many rows were queued. Waits at the end of a stretch.
+    /// So many operations of a call of so many rows were queued. Waits at the end of a quantum.
     pub(in super::super) fn queued(&self, rows: usize, operations: f64) -> Result<(), KernelError> {
-        if rows <= FEW_ROWS {
+        if rows <= SPLIT_KEY_ROWS {
             return Ok(());
         }
         let failed = |error| device_error("queue", error);
         let (before, last) = {
-            let mut queued = self.pace.queued.lock().expect("no panic holds it");
-            if !queued.stretch.ends_with(operations, STRETCH) {
+            let mut queued = self.throttle.queued.lock().expect("no panic holds it");
+            if !queued.quantum.ends_with(operations, QUANTUM_OPERATIONS) {
                 return Ok(());
             }
-            if operations < LONG && !(self.pace.stretches.are_wanted() && self.has_room()?) {
+            if operations < LONG_CALL_OPERATIONS && !(self.throttle.quanta.are_wanted() && self.has_room()?) {
                 (queued.last, queued.before) = (None, None);
                 return Ok(());
             }
@@ -87,16 +87,16 @@ impl Device {
             let last = queued.last.replace(self.stream.record_event(timed).map_err(failed)?);
             (queued.before.take(), last)
         };
-        // Of a stretch whose beginning is not known, all of it may have been queued long before.
+        // Of a quantum whose beginning is not known, all of it may have been queued long before.
         let mut busy = Duration::MAX;
         if let Some(last) = last {
             last.synchronize().map_err(failed)?;
             if let Some(before) = before {
                 busy = Duration::from_secs_f32(before.elapsed_ms(&last).map_err(failed)?.max(0.0) / 1e3);
             }
-            self.pace.queued.lock().expect("no panic holds it").before = Some(last);
+            self.throttle.queued.lock().expect("no panic holds it").before = Some(last);
         }
-        self.pace.stretches.pass(busy);
+        self.throttle.quanta.pass(busy);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::CudaStream;
 
-use super::super::device::{Buffer, Device, Pinned, Spread, device_error, launch};
+use super::super::device::{Device, DeviceBuffer, LaunchShape, Pinned, device_error, launch};
 use super::super::tensor::Tensor;
 use crate::KernelError;
 
@@ -17,7 +17,7 @@ const SMALL_TENSOR: usize = 512 << 10;
 /// What a device counts.
 pub struct Signals {
     /// Lendings that are there, in device memory.
-    lent: Buffer,
+    exported: DeviceBuffer,
     /// Lendings that were queued.
     queued: Mutex<u64>,
     /// Copies from others that were queued.
@@ -90,9 +90,9 @@ pub fn suit(tensors: &[Tensor]) -> bool {
 }
 
 impl Signals {
-    /// Nothing is lent yet.
+    /// Nothing is exported yet.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
-        let lent = device.upload_bytes(&[0; 16])?;
+        let exported = device.upload_bytes(&[0; 16])?;
         // Other devices look there whatever stands in this one's queue: what lay there before is no count.
         device.synchronize()?;
         let copied =
@@ -100,15 +100,15 @@ impl Signals {
         // SAFETY: the memory is fresh, and a number fits.
         unsafe { copied.pointer().cast::<u64>().write(0) };
         let (queued, fetched, kept) = Default::default();
-        Ok(Self { lent, queued, fetched, copied: Arc::new(Copied(copied)), kept })
+        Ok(Self { exported, queued, fetched, copied: Arc::new(Copied(copied)), kept })
     }
 
     /// Counts a lending, once what was queued before is done; says which one it is.
-    pub fn lend(&self, device: &Device) -> Result<u64, KernelError> {
+    pub fn export(&self, device: &Device) -> Result<u64, KernelError> {
         self.kept.lock().expect("no panic holds it").retain(|kept| !kept.fetched.iter().all(Fetched::is_done));
         let mut queued = self.queued.lock().expect("no panic holds it");
-        let (at, number) = (self.lent.pointer, *queued + 1);
-        launch!(device, "signal", Spread::new(1, 32), at, number)?;
+        let (at, number) = (self.exported.pointer, *queued + 1);
+        launch!(device, "signal", LaunchShape::new(1, 32), at, number)?;
         *queued = number;
         Ok(number)
     }
@@ -129,9 +129,9 @@ impl Signals {
         for (at, (tensor, copy)) in tensors.iter().zip(&copies).enumerate() {
             // The last one is counted.
             let counter = if at + 1 == tensors.len() { own.copied.0.pointer() as u64 } else { 0 };
-            let (lent, from, place, bytes) =
-                (self.lent.pointer, tensor.pointer(), copy.pointer(), tensor.bytes() as i32);
-            launch!(to, "fetch_lent", Spread::new(1, 1024), lent, number, from, place, counter, made, bytes)?;
+            let (exported, from, place, bytes) =
+                (self.exported.pointer, tensor.pointer(), copy.pointer(), tensor.bytes() as i32);
+            launch!(to, "fetch_lent", LaunchShape::new(1, 1024), exported, number, from, place, counter, made, bytes)?;
         }
         *fetched = made;
         Ok((copies, Fetched { by: Arc::clone(&own.copied), number: made, stream: Arc::clone(to.stream()) }))

@@ -1,6 +1,6 @@
 //! Matrices of 8-bit floats (e4m3) with a scale for each row: weights, made once, and activations, made for each product.
 
-use super::super::device::{Buffer, Device, Spread, launch};
+use super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
 use super::super::tensor::Tensor;
 use crate::{DType, KernelError};
 
@@ -15,8 +15,8 @@ fn suits(x: &Tensor, columns: usize) -> bool {
 }
 
 /// `(rows, columns)`: values, each row divided by its scale.
-pub struct Eight {
-    pub values: Buffer,
+pub struct Fp8Rows {
+    pub values: DeviceBuffer,
     /// `(rows)` f32.
     pub scales: Tensor,
     pub shape: (usize, usize),
@@ -32,7 +32,7 @@ impl Device {
     }
 
     /// A bf16 matrix in 8 bits: each row is scaled so that its largest element is the largest there is.
-    pub(super) fn quantize(&self, x: &Tensor) -> Result<Eight, KernelError> {
+    pub(super) fn quantize(&self, x: &Tensor) -> Result<Fp8Rows, KernelError> {
         let (rows, columns) = x.matrix("quantize")?;
         if x.dtype() != DType::Bf16 || !suits(x, columns) {
             let expected = format!("bf16 rows of a multiple of {MULTIPLE} elements");
@@ -40,12 +40,12 @@ impl Device {
         }
         let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
         let (from, to, by, width) = (x.pointer(), values.pointer, scales.pointer(), columns as i32);
-        launch!(self, "quantize", Spread::new(rows, 256), from, to, by, width)?;
-        Ok(Eight { values, scales, shape: (rows, columns) })
+        launch!(self, "quantize", LaunchShape::new(rows, 256), from, to, by, width)?;
+        Ok(Fp8Rows { values, scales, shape: (rows, columns) })
     }
 
     /// [`Device::rms_norm`] of `x (t, e)` in 8 bits, without a stop between.
-    pub(super) fn quantize_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Eight, KernelError> {
+    pub(super) fn quantize_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Fp8Rows, KernelError> {
         let (rows, columns) = x.matrix("quantize_norm")?;
         if weight.shape != [columns] || [x.dtype, weight.dtype] != [DType::Bf16; 2] || !suits(x, columns) {
             let expected = format!("bf16 rows of a multiple of {MULTIPLE} elements, weight ({columns})");
@@ -54,12 +54,12 @@ impl Device {
         let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
         let (from, norm, to, by) = (x.pointer(), weight.pointer(), values.pointer, scales.pointer());
         let width = columns as i32;
-        launch!(self, "quantize_norm", Spread::new(rows, 256), from, norm, to, by, width, eps)?;
-        Ok(Eight { values, scales, shape: (rows, columns) })
+        launch!(self, "quantize_norm", LaunchShape::new(rows, 256), from, norm, to, by, width, eps)?;
+        Ok(Fp8Rows { values, scales, shape: (rows, columns) })
     }
 
     /// [`Device::gated_silu`] of `gate_up (t, 2 f)` in 8 bits, without a stop between; none where a row is too long for that.
-    pub(super) fn quantize_gated(&self, gate_up: &Tensor) -> Result<Option<Eight>, KernelError> {
+    pub(super) fn quantize_gated(&self, gate_up: &Tensor) -> Result<Option<Fp8Rows>, KernelError> {
         let (rows, both) = gate_up.matrix("quantize_gated")?;
         let columns = both / 2;
         if gate_up.dtype != DType::Bf16 || both % 2 != 0 || !suits(gate_up, columns) || 2 * columns > ROW_BYTES {
@@ -67,9 +67,9 @@ impl Device {
         }
         let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
         let (from, to, by, width) = (gate_up.pointer(), values.pointer, scales.pointer(), columns as i32);
-        let spread = Spread { blocks: (rows, 1), threads: 256, shared: 2 * columns };
+        let spread = LaunchShape { blocks: (rows, 1), threads: 256, shared: 2 * columns };
         launch!(self, "quantize_gated", spread, from, to, by, width)?;
-        Ok(Some(Eight { values, scales, shape: (rows, columns) }))
+        Ok(Some(Fp8Rows { values, scales, shape: (rows, columns) }))
     }
 
     /// Adds `residual (rows, n)` and `bias (n)` to `out (rows, n)`, in place.
@@ -81,6 +81,6 @@ impl Device {
     ) -> Result<(), KernelError> {
         let (to, columns, count) = (out.pointer(), out.shape[1] as i32, out.elements() as i64);
         let (more, by) = (residual.map_or(0, Tensor::pointer), bias.map_or(0, Tensor::pointer));
-        launch!(self, "add_bf16", Spread::over(out.elements() / 8), to, more, by, columns, count)
+        launch!(self, "add_bf16", LaunchShape::over(out.elements() / 8), to, more, by, columns, count)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::device::{Device, Spread, launch};
+use super::super::device::{Device, LaunchShape, launch};
 use super::product::{Key, Operands};
 use crate::KernelError;
 
@@ -71,6 +71,6 @@ pub fn multiply(
     let name = format!("{}_few_{version}", if gated { "gated" } else { "linear" });
     let shared = stages * (OUTPUTS + held) * 256 * 2;
     let blocks = outputs.len() / if gated { OUTPUTS / 2 } else { OUTPUTS };
-    let spread = device.room().evenly(Spread { blocks: (blocks, 1), threads: 32, shared });
+    let spread = device.room().evenly(LaunchShape { blocks: (blocks, 1), threads: 32, shared });
     launch!(device, &name, spread, few)
 }

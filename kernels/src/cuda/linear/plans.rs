@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use cudarc::cublaslt::{result, sys};
 
-use super::super::device::{Buffer, Device, device_error};
+use super::super::device::{Device, DeviceBuffer, device_error};
 use super::few;
 use super::product::{Key, Operands};
 use crate::KernelError;
@@ -30,7 +30,7 @@ const CLASSES: [(usize, [usize; 3]); 4] = [
 const ASKED: usize = 12;
 /// What was chosen for a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct ProductChoice {
     /// Outputs.
     pub n: usize,
     /// Inputs.
@@ -47,16 +47,16 @@ type Algorithm = sys::cublasLtMatmulAlgo_t;
 
 /// Who multiplies.
 #[derive(Clone, Copy)]
-pub enum Way {
+pub enum ProductPath {
     Library(Algorithm),
     Few,
 }
 
 pub struct Plans {
     handle: sys::cublasLtHandle_t,
-    workspace: Buffer,
+    workspace: DeviceBuffer,
     /// `None`: the library has none.
-    ways: HashMap<(Key, usize), Option<(Way, Choice)>>,
+    ways: HashMap<(Key, usize), Option<(ProductPath, ProductChoice)>>,
 }
 
 // SAFETY: the handle is used by one thread at a time, behind the mutex of the owner.
@@ -70,15 +70,15 @@ impl Drop for Plans {
 }
 
 /// Descriptions of one call's operands.
-struct Call {
+struct ProductCall {
     product: sys::cublasLtMatmulDesc_t,
     /// Of the weight, the rows, and what comes out.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
-impl Drop for Call {
+impl Drop for ProductCall {
     fn drop(&mut self) {
-        // SAFETY: all were created by `Call::new`.
+        // SAFETY: all were created by `ProductCall::new`.
         unsafe {
             let _ = result::destroy_matmul_desc(self.product);
             for layout in self.layouts {
@@ -92,7 +92,7 @@ fn failed(error: result::CublasError) -> KernelError {
     device_error("linear", error)
 }
 
-impl Call {
+impl ProductCall {
     fn new(key: Key, rows: usize, operands: Operands) -> Result<Self, result::CublasError> {
         let (n, k, rows) = (key.n as u64, key.k as u64, rows as u64);
         let bf16 = sys::cudaDataType::CUDA_R_16BF;
@@ -144,8 +144,8 @@ impl Plans {
         Ok(Some(Self { handle, workspace: device.alloc(WORKSPACE)?, ways: HashMap::new() }))
     }
 
-    pub fn choices(&self) -> Vec<Choice> {
-        let mut choices: Vec<Choice> = self.ways.values().flatten().map(|(_, choice)| choice.clone()).collect();
+    pub fn choices(&self) -> Vec<ProductChoice> {
+        let mut choices: Vec<ProductChoice> = self.ways.values().flatten().map(|(_, choice)| choice.clone()).collect();
         choices.sort_by_key(|choice| (choice.n, choice.k, choice.rows));
         choices
     }
@@ -182,18 +182,24 @@ impl Plans {
         outputs: Range<usize>,
     ) -> Result<bool, KernelError> {
         let own = rows <= few::FEW_PRODUCT_ROWS && few::divides(&outputs, gated) && self.takes(device, key, rows)?;
-        let own = own && matches!(self.ways[&(key, class_of(rows))], Some((Way::Few, _)));
+        let own = own && matches!(self.ways[&(key, class_of(rows))], Some((ProductPath::Few, _)));
         if own {
             few::multiply(device, key, (rows, gated), operands, outputs)?;
         }
         Ok(own)
     }
 
-    fn go(&self, device: &Device, way: Way, (key, rows): (Key, usize), operands: Operands) -> Result<(), KernelError> {
+    fn go(
+        &self,
+        device: &Device,
+        way: ProductPath,
+        (key, rows): (Key, usize),
+        operands: Operands,
+    ) -> Result<(), KernelError> {
         match way {
-            Way::Few => few::multiply(device, key, (rows, false), operands, 0..key.n),
-            Way::Library(algorithm) => {
-                let call = Call::new(key, rows, operands).map_err(failed)?;
+            ProductPath::Few => few::multiply(device, key, (rows, false), operands, 0..key.n),
+            ProductPath::Library(algorithm) => {
+                let call = ProductCall::new(key, rows, operands).map_err(failed)?;
                 self.multiply(device, &call, &algorithm, operands).map_err(failed)
             }
         }
@@ -201,21 +207,26 @@ impl Plans {
 
     /// The first for a class of rows, in the library's order, of those that give a row the bits of the first class's favourite.
     /// The own kernel comes before all: few rows are read at the memory's speed by it.
-    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Way, Choice)>, KernelError> {
+    fn choose(
+        &self,
+        device: &Device,
+        key: Key,
+        class: usize,
+    ) -> Result<Option<(ProductPath, ProductChoice)>, KernelError> {
         let (end, counts) = CLASSES[class];
         // What is not supported at all is refused with an error.
         let offers = CLASSES.map(|(_, [_, rows, _])| self.offers(key, rows).unwrap_or_default());
-        let Some(first) = offers.iter().flatten().next().copied().map(Way::Library) else { return Ok(None) };
+        let Some(first) = offers.iter().flatten().next().copied().map(ProductPath::Library) else { return Ok(None) };
         let run = |way, rows, operands| self.go(device, way, (key, rows), operands);
         let trial = Trial::new(device, (key, counts[2]), |rows, operands| run(first, rows, operands))?;
-        let own = few::takes(key, end).then_some(Way::Few);
+        let own = few::takes(key, end).then_some(ProductPath::Few);
         let mut liked: Vec<Algorithm> = Vec::new();
         for offer in offers[class].iter().chain(offers.iter().flatten()) {
             if liked.iter().all(|known| known.data != offer.data) {
                 liked.push(*offer);
             }
         }
-        let mut tried = own.into_iter().chain(liked.into_iter().map(Way::Library)).enumerate();
+        let mut tried = own.into_iter().chain(liked.into_iter().map(ProductPath::Library)).enumerate();
         let agrees = |way| -> Result<bool, KernelError> {
             counts.iter().try_fold(true, |so_far, rows| {
                 Ok(so_far && trial.agrees(device, *rows, |rows, operands| run(way, rows, operands))?)
@@ -224,17 +235,17 @@ impl Plans {
         let equal = tried.find_map(|(passed, way)| agrees(way).map(|equal| equal.then_some((passed, way))).transpose());
         let (passed, way) = equal.transpose()?.unwrap_or((0, first));
         let taken = match way {
-            Way::Library(algorithm) => Some(algorithm.data),
-            Way::Few => None,
+            ProductPath::Library(algorithm) => Some(algorithm.data),
+            ProductPath::Few => None,
         };
-        Ok(Some((way, Choice { n: key.n, k: key.k, rows: end, passed, taken })))
+        Ok(Some((way, ProductChoice { n: key.n, k: key.k, rows: end, passed, taken })))
     }
 
     /// Algorithms for so many rows that keep each output's sum in one piece, the library's favourite first.
     fn offers(&self, key: Key, rows: usize) -> Result<Vec<Algorithm>, result::CublasError> {
         let some = 0x100;
         let operands = Operands { x: some, weight: some, scales: [some; 2], bias: some, residual: some, out: some };
-        let call = Call::new(key, rows, operands)?;
+        let call = ProductCall::new(key, rows, operands)?;
         let preference = result::create_matmul_pref()?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let set = |attribute, value: *const c_void, bytes| {
@@ -284,7 +295,7 @@ impl Plans {
     fn multiply(
         &self,
         device: &Device,
-        call: &Call,
+        call: &ProductCall,
         algorithm: &Algorithm,
         operands: Operands,
     ) -> Result<(), result::CublasError> {

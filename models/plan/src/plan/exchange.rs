@@ -81,7 +81,7 @@ impl Passing {
     }
 
     /// Query rows that the second shard lends the first.
-    pub fn lent_rows(&self) -> usize {
+    pub fn exported_rows(&self) -> usize {
         match &self.score {
             PassingScore::Heads { .. } => 0,
             PassingScore::Query { rows } => rows.len(),

@@ -42,12 +42,12 @@ fn flattened(pretty: &str) -> Vec<(String, String)> {
         let here: Vec<&str> = path.iter().map(String::as_str).chain(name).filter(|name| !name.is_empty()).collect();
         let key = key_of(&here.join("."));
         let opened = value.strip_suffix(['{', '[', '(']).map(str::trim);
-        let said = opened.unwrap_or(value);
+        let stated = opened.unwrap_or(value);
         match pairs.last_mut().filter(|(last, _)| *last == key) {
             // What an option or a list holds.
-            Some((_, values)) if !values.is_empty() => *values += &format!(" {said}"),
-            Some((_, values)) => said.clone_into(values),
-            None => pairs.push((key, if said == "Some" { String::new() } else { said.to_owned() })),
+            Some((_, values)) if !values.is_empty() => *values += &format!(" {stated}"),
+            Some((_, values)) => stated.clone_into(values),
+            None => pairs.push((key, if stated == "Some" { String::new() } else { stated.to_owned() })),
         }
         if opened.is_some() {
             path.push(name.unwrap_or_default().to_owned());

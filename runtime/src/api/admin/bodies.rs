@@ -26,7 +26,7 @@ pub struct Replacement {
 #[serde(deny_unknown_fields)]
 pub struct Extension {
     /// Seconds from now until the session ends.
-    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST_REQUEST_TIME.as_secs_f64()))]
     pub ttl_s: f64,
 }
 

@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 const RECENT: Duration = Duration::from_secs(60);
 
 /// Counts what the supervisor's transport does, and remembers whom it turned away last.
-pub struct Door {
+pub struct PeerRefusals {
     metrics: TransportMetrics,
     /// Addresses of the cluster's machines; strangers are not remembered.
     nodes: BTreeMap<String, IpAddr>,
@@ -29,7 +29,7 @@ pub struct Door {
     turned_away: Mutex<BTreeMap<IpAddr, (Instant, String)>>,
 }
 
-impl Door {
+impl PeerRefusals {
     /// Of a cluster whose supervisor speaks over `transport`.
     pub fn new(cluster: &Cluster, transport: &'static str) -> Arc<Self> {
         let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), host.address.ip()));
@@ -48,7 +48,7 @@ impl Door {
         let turned_away = self.turned_away.lock().unwrap_or_else(PoisonError::into_inner);
         let known = |host: &HostStatus| {
             let address = self.nodes.get(&host.node)?;
-            turned_away.get(address).filter(|(when, _)| when.elapsed() < RECENT).map(|told| (address, told))
+            turned_away.get(address).filter(|(when, _)| when.elapsed() < RECENT).map(|reported| (address, reported))
         };
         for host in hosts.iter_mut().filter(|host| host.health == HostHealth::Starting) {
             if let Some((address, (when, cause))) = known(host) {
@@ -59,7 +59,7 @@ impl Door {
     }
 }
 
-impl Observer for Door {
+impl Observer for PeerRefusals {
     fn bytes(&self, sent: bool, bytes: usize) {
         self.metrics.bytes(sent, bytes);
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_host_that_is_not_there_is_explained_by_its_machine() {
         let cluster = Cluster::resolve(&cluster_file::parse(SAMPLE, []).unwrap(), Path::new("/")).unwrap();
-        let door = Door::new(&cluster, "quic");
+        let door = PeerRefusals::new(&cluster, "quic");
         let host = |health: &str| -> HostStatus {
             serde_json::from_value(serde_json::json!({
                 "name": "context-0", "role": "context", "node": "local", "device": "cpu", "health": health, "pid": null,
@@ -107,8 +107,8 @@ mod tests {
         assert_eq!(hosts[0].explained().as_deref(), Some("never seen"));
         door.turned_away("127.0.0.1:9".parse().unwrap(), "unknown CA");
         door.explain(&mut hosts);
-        let said = hosts[0].explained().unwrap();
-        assert_eq!(said, "never seen: a process at 127.0.0.1 was refused 0 s ago (unknown CA)");
+        let stated = hosts[0].explained().unwrap();
+        assert_eq!(stated, "never seen: a process at 127.0.0.1 was refused 0 s ago (unknown CA)");
         assert_eq!(hosts[1].cause, None);
     }
 }

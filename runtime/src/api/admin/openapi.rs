@@ -7,12 +7,12 @@ pub(crate) mod schema;
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use actix_web::{HttpResponse, Responder, get, http::header::ContentType};
-use asterism_actors::authority::{self, Act, Party};
+use asterism_actors::authority::{self, Action, Party};
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::api::http::error::ErrorEnvelope;
-use operations::{Gives, OPERATIONS, Operation, Takes};
+use operations::{OPERATIONS, Operation, RequestSchema, ResponseSchema};
 use schema::schema;
 
 /// Where schemas are.
@@ -93,30 +93,30 @@ fn described(operation: &Operation, schemas: &mut Schemas) -> Value {
     if !parameters.is_empty() {
         described["parameters"] = parameters.into();
     }
-    if let Some(Takes { make, required }) = takes {
+    if let Some(RequestSchema { make, required }) = takes {
         let schema = make(&mut schemas.read);
         described["requestBody"] = json!({"required": required, "content": {"application/json": {"schema": schema}}});
     }
-    let open = authority::endpoint(method, path).is_some_and(|act: Act| authority::allows(Party::Stranger, act));
+    let open = authority::endpoint(method, path).is_some_and(|act: Action| authority::allows(Party::Stranger, act));
     if !open {
         described["security"] = json!([{BEARER: []}]);
     }
     described
 }
 
-fn responses(gives: &Gives, schemas: &mut Schemas) -> Value {
+fn responses(gives: &ResponseSchema, schemas: &mut Schemas) -> Value {
     let mut given = json!({});
     match gives {
-        Gives::Json { status, make } => {
+        ResponseSchema::Json { status, make } => {
             let schema = make(&mut schemas.written);
             given[status] = json!({"description": "As asked.", "content": {"application/json": {"schema": schema}}});
         }
-        Gives::Text { kind, statuses } => {
+        ResponseSchema::Text { kind, statuses } => {
             for status in *statuses {
                 given[status] = json!({"description": "As text.", "content": {*kind: {"schema": {"type": "string"}}}});
             }
         }
-        Gives::Nothing => given["204"] = json!({"description": "Done."}),
+        ResponseSchema::Nothing => given["204"] = json!({"description": "Done."}),
     }
     let error = schema::<ErrorEnvelope>(&mut schemas.written);
     for (status, why) in REFUSALS {
@@ -150,7 +150,7 @@ mod tests {
         let mut known: Vec<(String, String)> = TABLE
             .iter()
             .filter_map(|rule| match rule.act {
-                Act::Http(method, path) => Some((method.to_string(), path.to_string())),
+                Action::Http(method, path) => Some((method.to_string(), path.to_string())),
                 _ => None,
             })
             .collect();

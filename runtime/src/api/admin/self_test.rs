@@ -15,7 +15,7 @@ use asterism_actors::{
     JobError,
     api::{JobEvent, JobRequest, JobStatus, SelfTestReport, SelfTestState},
     metric,
-    supervisor::{Closed, Supervisor},
+    supervisor::{AdmissionClosed, Supervisor},
 };
 use asterism_plan::MethodConfig;
 use tokio::runtime::Handle;
@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use crate::cluster::{Cluster, file::DType};
 use canary::Canary;
 use checks::Check;
-use verdict::{CheckOutcome, CheckRules, Run, judge};
+use verdict::{CanaryRun, CheckOutcome, CheckRules, judge};
 
 /// How often hosts are looked at that are not there yet.
 const TEST_LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -82,7 +82,7 @@ impl SelfTest {
         if !self.has_to_pass {
             return;
         }
-        self.supervisor.gate().set(Some(Closed::Untested));
+        self.supervisor.admission_gate().set(Some(AdmissionClosed::Untested));
         self.supervisor.hold_back(true);
         self.locked().state = SelfTestState::Pending;
         let test = self.clone();
@@ -90,7 +90,9 @@ impl SelfTest {
     }
 
     async fn run_until_judged(self) {
-        while self.supervisor.gate().closed() == Some(Closed::Untested) && !self.supervisor.has_ended() {
+        while self.supervisor.admission_gate().closed() == Some(AdmissionClosed::Untested)
+            && !self.supervisor.has_ended()
+        {
             let ready = self.supervisor.cluster().await.is_ok_and(|cluster| cluster.ready);
             if !ready || !self.begin() {
                 tokio::time::sleep(TEST_LOOK_EVERY).await;
@@ -133,25 +135,25 @@ impl SelfTest {
 
     /// What a result means for new work.
     fn settle(&self, state: SelfTestState, cause: Option<&str>) {
-        let (gate, cause) = (self.supervisor.gate(), cause.unwrap_or_default());
+        let (admission_gate, cause) = (self.supervisor.admission_gate(), cause.unwrap_or_default());
         match state {
             SelfTestState::Passed => {
-                gate.set(None);
+                admission_gate.set(None);
                 self.supervisor.hold_back(false);
                 tracing::info!("the self-test passed");
             }
             SelfTestState::Wrong => {
-                gate.set(Some(Closed::Wrong(cause.to_owned())));
+                admission_gate.set(Some(AdmissionClosed::Wrong(cause.to_owned())));
                 tracing::error!(cause, "the self-test found wrong answers: the cluster takes no work until one passes");
             }
             _ => tracing::warn!(cause, "the self-test could not be done"),
         }
         let result = format!("{state:?}").to_lowercase();
         metrics::counter!(metric::SELF_TESTS, "result" => result).increment(1);
-        record_closed(gate.closed().is_some());
+        record_closed(admission_gate.closed().is_some());
     }
 
-    async fn try_all(&self, began: Instant) -> Result<Vec<Run>, String> {
+    async fn try_all(&self, began: Instant) -> Result<Vec<CanaryRun>, String> {
         let cluster = self.supervisor.cluster().await.map_err(|error| error.to_string())?;
         let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let model = self.supervisor.model().clone();
@@ -168,7 +170,7 @@ impl SelfTest {
                 false => CheckOutcome::Undone(format!("the self-test had taken {} s already", LIMIT.as_secs())),
             };
             self.locked().done += 1;
-            runs.push(Run { outcome, seconds: started.elapsed().as_secs_f64(), check });
+            runs.push(CanaryRun { outcome, seconds: started.elapsed().as_secs_f64(), check });
         }
         Ok(runs)
     }

@@ -7,7 +7,7 @@ use asterism_transport::join::JoinListener;
 use tokio::sync::Notify;
 
 use crate::api::{
-    admin::{door::Door, link_bench::LinkBench, self_test::SelfTest},
+    admin::{door::PeerRefusals, link_bench::LinkBench, self_test::SelfTest},
     http::body::intake::Intake,
     openai::Store,
 };
@@ -22,7 +22,7 @@ pub struct AdminState {
     /// What requests must bear, if anything.
     pub token: Option<String>,
     /// Who called it in vain.
-    pub door: Arc<Door>,
+    pub door: Arc<PeerRefusals>,
     /// Where hosts reach the supervisor.
     pub listen: SocketAddr,
     /// Where nodes use join tokens, if anywhere.

@@ -57,13 +57,13 @@ pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Res
 /// A restart would not help.
 #[get("/livez")]
 async fn live(cause: web::Data<Cause>) -> HttpResponse {
-    HttpResponse::Ok().body(format!("ok, waits: {}\n", said(&cause)))
+    HttpResponse::Ok().body(format!("ok, waits: {}\n", stated(&cause)))
 }
 
 async fn refuse(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
-    Err(Refusal::waiting(said(&cause)))
+    Err(Refusal::waiting(stated(&cause)))
 }
 
-fn said(cause: &Cause) -> String {
+fn stated(cause: &Cause) -> String {
     cause.read().unwrap_or_else(PoisonError::into_inner).clone()
 }

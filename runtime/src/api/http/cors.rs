@@ -20,7 +20,7 @@ use super::request::REQUEST_ID;
 use crate::cluster::Origins;
 
 /// Methods that pages of other origins may use.
-const METHODS: &str = "GET, POST, DELETE";
+const CORS_METHODS: &str = "GET, POST, DELETE";
 /// Seconds that a browser remembers what it was told.
 const PREFLIGHT_KEPT_S: &str = "600";
 /// Whether a page of a public address asks for one of a private network, and that it may.
@@ -28,7 +28,7 @@ const ASKS_PRIVATE: &str = "access-control-request-private-network";
 const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
 /// Answers what a browser asks beforehand, and tells it in every answer who may read it.
-pub async fn tell(
+pub async fn answer_cors(
     origins: Origins,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -63,7 +63,7 @@ fn allowed(origins: &Origins, headers: &HeaderMap) -> Option<HeaderValue> {
 fn preflight(asked: &HeaderMap) -> HttpResponse {
     let mut answer = HttpResponse::NoContent();
     answer
-        .insert_header((ACCESS_CONTROL_ALLOW_METHODS, METHODS))
+        .insert_header((ACCESS_CONTROL_ALLOW_METHODS, CORS_METHODS))
         .insert_header((ACCESS_CONTROL_MAX_AGE, PREFLIGHT_KEPT_S));
     if let Some(wanted) = asked.get(ACCESS_CONTROL_REQUEST_HEADERS) {
         answer.insert_header((ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone()));

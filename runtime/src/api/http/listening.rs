@@ -89,7 +89,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
             .default_service(web::to(error::no_such_path))
             .wrap(from_fn(request::identify))
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
-                cors::tell(origins.clone(), request, next)
+                cors::answer_cors(origins.clone(), request, next)
             }))
             // Outermost, as it looks at the end of the answer that is sent.
             .wrap(from_fn(pace::keep))

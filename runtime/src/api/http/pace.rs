@@ -37,7 +37,7 @@ const LEAST_RATE: u64 = 64 << 10;
 /// Longest that a client may read nothing of an answer that waits for it.
 const ANSWER_READ_WITHIN: Duration = Duration::from_secs(120);
 
-type Piece = Result<Bytes, PayloadError>;
+type BodyPiece = Result<Bytes, PayloadError>;
 type Shared = Rc<RefCell<Payload>>;
 
 /// Takes in a connection: one whose client reads nothing is closed.
@@ -58,7 +58,7 @@ pub async fn keep(
     request.set_payload(Payload::Stream { payload: Box::pin(pieces.fuse()) });
     let response = next.call(request).await?;
     let place = response.request().extensions().get::<ResponseGuard>().cloned();
-    Ok(response.map_into_boxed_body().map_body(|_, answer| Answer { answer, _body: body, _place: place }))
+    Ok(response.map_into_boxed_body().map_body(|_, answer| HeldAnswer { answer, _body: body, _place: place }))
 }
 
 /// What a request holds until its answer has been read, however slowly: in its extensions.
@@ -75,7 +75,7 @@ impl ResponseGuard {
 }
 
 /// The next piece of a body that brought `had` bytes since it `began`.
-async fn read(began: Instant, body: Shared, had: u64) -> Option<(Piece, (Shared, u64))> {
+async fn read(began: Instant, body: Shared, had: u64) -> Option<(BodyPiece, (Shared, u64))> {
     let deadline = began + BODY_GRACE + Duration::from_secs(had / LEAST_RATE);
     let piece = poll_fn(|context| body.borrow_mut().poll_next_unpin(context));
     let piece = match timeout_at(deadline, piece).await {
@@ -88,13 +88,13 @@ async fn read(began: Instant, body: Shared, had: u64) -> Option<(Piece, (Shared,
 
 /// An answer that holds its request's place and its body: where that has not ended by then, the connection is closed behind the answer.
 /// Of one in chunks that was let go the rest is read, and it may have no end.
-struct Answer {
+struct HeldAnswer {
     answer: BoxBody,
     _body: Shared,
     _place: Option<ResponseGuard>,
 }
 
-impl MessageBody for Answer {
+impl MessageBody for HeldAnswer {
     type Error = Box<dyn StdError>;
 
     fn size(&self) -> BodySize {

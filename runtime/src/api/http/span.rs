@@ -3,7 +3,7 @@
 use actix_web::{HttpRequest, http::StatusCode};
 use asterism_actors::{
     api::{FinishReason, JobStatus},
-    trace::{self, Kind, Open, TraceContext, Value},
+    trace::{self, Kind, OpenSpan, TraceContext, Value},
 };
 
 use super::error::Refusal;
@@ -13,7 +13,7 @@ const TRACEPARENT: &str = "traceparent";
 
 /// A request under way, told when it is dropped.
 #[derive(Debug)]
-pub struct RequestSpan(Open);
+pub struct RequestSpan(OpenSpan);
 
 impl RequestSpan {
     /// Of a request for `operation` (`gen_ai.operation.name`), under the client's own span where it names one.
@@ -29,11 +29,11 @@ impl RequestSpan {
             Some(Err(_)) | None => (TraceContext::drawn(), None),
         };
         let pattern = request.match_pattern().unwrap_or_default();
-        let mut open = Open::new(context, parent, (format!("{} {pattern}", request.method()), Kind::Server));
-        open.say("http.request.method", request.method().as_str());
-        open.say("http.route", pattern.as_str());
-        open.say("gen_ai.operation.name", operation);
-        open.say("gen_ai.provider.name", "asterism");
+        let mut open = OpenSpan::new(context, parent, (format!("{} {pattern}", request.method()), Kind::Server));
+        open.annotate("http.request.method", request.method().as_str());
+        open.annotate("http.route", pattern.as_str());
+        open.annotate("gen_ai.operation.name", operation);
+        open.annotate("gen_ai.provider.name", "asterism");
         Some(Self(open))
     }
 
@@ -44,7 +44,7 @@ impl RequestSpan {
 
     /// The model that it asks.
     pub fn asks(&mut self, model: &str) {
-        self.0.say("gen_ai.request.model", model);
+        self.0.annotate("gen_ai.request.model", model);
     }
 
     /// Its job has ended.
@@ -54,21 +54,21 @@ impl RequestSpan {
             Some(FinishReason::Length) => "length",
             None => "error",
         };
-        self.0.say("gen_ai.response.id", status.id.as_str());
-        self.0.say("gen_ai.response.model", status.model.as_str());
-        self.0.say("gen_ai.response.finish_reasons", Value::Texts(vec![reason.to_owned()]));
-        self.0.say("gen_ai.usage.input_tokens", status.context_tokens + status.query_tokens);
-        self.0.say("gen_ai.usage.output_tokens", status.generated_tokens);
+        self.0.annotate("gen_ai.response.id", status.id.as_str());
+        self.0.annotate("gen_ai.response.model", status.model.as_str());
+        self.0.annotate("gen_ai.response.finish_reasons", Value::Texts(vec![reason.to_owned()]));
+        self.0.annotate("gen_ai.usage.input_tokens", status.context_tokens + status.query_tokens);
+        self.0.annotate("gen_ai.usage.output_tokens", status.generated_tokens);
         if let Some(error) = &status.error {
-            self.0.say("error.type", error.code.as_str());
+            self.0.annotate("error.type", error.code.as_str());
             self.0.fail(error.message.as_str());
         }
     }
 
     /// It was refused.
     pub fn refused(&mut self, refusal: &Refusal) {
-        self.0.say("error.type", refusal.code());
-        self.0.say("http.response.status_code", usize::from(refusal.status().as_u16()));
+        self.0.annotate("error.type", refusal.code());
+        self.0.annotate("http.response.status_code", usize::from(refusal.status().as_u16()));
         if refusal.status() >= StatusCode::INTERNAL_SERVER_ERROR {
             self.0.fail(refusal.to_string());
         }

@@ -7,14 +7,14 @@ use actix_web::{
     web::{Data, block},
 };
 use asterism_actors::api::{JobRequest, bounds};
-use asterism_models::{Ending, QuerySeparator, RenderOptions, Speaker, Turn};
+use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker};
 
 use super::{
     ApiState, Checked,
-    answers::{answer, wire::Kind},
+    answers::{answer, wire::RequestKind},
     refusal,
     requests::{
-        ask::Asked,
+        ask::ParsedRequest,
         fields::{Fields, wrong},
         logprobs,
         message::{Content, Message, Messages},
@@ -25,18 +25,18 @@ use crate::api::http::{body::intake::Taken, error::Refusal};
 #[post("/v1/chat/completions")]
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (fields, share) = taken.into_parts();
-    let asked = asked(&state, fields).await?;
-    answer::give((state, &request), (Kind::Chat, "messages"), asked, share).await
+    let asked = parse_chat(&state, fields).await?;
+    answer::give((state, &request), (RequestKind::Chat, "messages"), asked, share).await
 }
 
 /// The job of a request.
-pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
+pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let messages = fields.messages.take().ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
     let ending = ending(&mut fields, &turns)?;
     let logprobs = logprobs::of_chat_asked(&mut fields)?;
-    let mut asked = Asked::take(fields, state)?;
+    let mut asked = ParsedRequest::take(fields, state)?;
     asked.job.logprobs = logprobs;
     asked.job = about(state, (turns, ending), (asked.job, "messages")).await?;
     Ok(asked)
@@ -45,7 +45,7 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
 /// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.
 pub async fn about(
     state: &ApiState,
-    (mut turns, ending): (Vec<Turn>, Ending),
+    (mut turns, ending): (Vec<ChatTurn>, Ending),
     (mut job, param): (JobRequest, &'static str),
 ) -> Checked<JobRequest> {
     if job.session.is_some() {
@@ -81,17 +81,17 @@ pub fn refuse_texts(fields: &Fields) -> Checked<()> {
 }
 
 /// How the conversation ends that the model is asked with.
-pub fn ending(fields: &mut Fields, turns: &[Turn]) -> Checked<Ending> {
+pub fn ending(fields: &mut Fields, turns: &[ChatTurn]) -> Checked<Ending> {
     let (continues, answers) = (fields.take("continue_final_message")?, fields.take("add_generation_prompt")?);
     Ending::of(turns.last(), continues, answers)
         .map_err(|cause| Refusal::invalid("continue_final_message", cause.to_owned()))
 }
 
 /// A conversation in whatever order: the model's template says which it takes.
-pub fn read(messages: Messages, param: &str) -> Checked<Vec<Turn>> {
+pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
     use Speaker::{Assistant, System, User};
     let Messages::List(messages) = messages else { return Err(wrong(param, &"expected a list")) };
-    let mut turns: Vec<Turn> = Vec::with_capacity(messages.len());
+    let mut turns: Vec<ChatTurn> = Vec::with_capacity(messages.len());
     for (at, Message { is_object, kind, role, content }) in messages.into_iter().enumerate() {
         let refused = |what: &str| Refusal::invalid(param, format!("message {at} {what}"));
         if !is_object {
@@ -117,7 +117,7 @@ pub fn read(messages: Messages, param: &str) -> Checked<Vec<Turn>> {
             }
             Content::Missing => return Err(refused("has no content that is text")),
         };
-        turns.push(Turn { speaker, text });
+        turns.push(ChatTurn { speaker, text });
     }
     if turns.is_empty() {
         return Err(Refusal::invalid(param, "there are no messages, and there is nothing to answer"));
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
+    fn read(messages: Value, param: &str) -> Checked<Vec<ChatTurn>> {
         super::read(serde_json::from_value(messages).unwrap(), param)
     }
 
@@ -156,7 +156,8 @@ mod tests {
     fn an_answer_at_the_end_is_gone_on_with_unless_a_request_says_otherwise() {
         let turns = read(json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "messages");
         let turns = turns.unwrap();
-        let ending = |turns: &[Turn], fields: Value| super::ending(&mut serde_json::from_value(fields).unwrap(), turns);
+        let ending =
+            |turns: &[ChatTurn], fields: Value| super::ending(&mut serde_json::from_value(fields).unwrap(), turns);
         for (last, fields, expected) in [
             (2, json!({}), Ending::LastMessage),
             (1, json!({}), Ending::Answer),

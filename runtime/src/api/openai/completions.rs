@@ -13,11 +13,11 @@ use asterism_models::{QuerySeparator, Written};
 
 use super::{
     ApiState, Checked,
-    answers::{answer, wire::Kind},
+    answers::{answer, wire::RequestKind},
     refusal,
     requests::{
-        ask::Asked,
-        fields::{Fields, Given},
+        ask::ParsedRequest,
+        fields::{Fields, PromptInput},
         logprobs,
     },
 };
@@ -26,20 +26,20 @@ use crate::api::http::{body::intake::Taken, error::Refusal};
 #[post("/v1/completions")]
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (fields, share) = taken.into_parts();
-    let asked = asked(&state, fields).await?;
-    answer::give((state, &request), (Kind::Text, "prompt"), asked, share).await
+    let asked = parse_completion(&state, fields).await?;
+    answer::give((state, &request), (RequestKind::Text, "prompt"), asked, share).await
 }
 
 /// The job of a request.
-pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
+pub async fn parse_completion(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let (prompt, context) = (fields.prompt.take(), fields.context.take());
     let separator: Option<QuerySeparator> = fields.take("query_separator")?;
     let logprobs = logprobs::of_text_asked(&mut fields)?;
-    let mut asked = Asked::take(fields, state)?;
+    let mut asked = ParsedRequest::take(fields, state)?;
     asked.job.logprobs = logprobs;
     let prompt = match prompt {
-        Some(Given::One(prompt)) => prompt,
-        Some(Given::Many(count)) => {
+        Some(PromptInput::One(prompt)) => prompt,
+        Some(PromptInput::Many(count)) => {
             return Err(refusal::unsupported("prompt", &format!("it has {count} prompts; send each for itself")));
         }
         None => return Err(Refusal::invalid("prompt", "there is no prompt")),

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::{
-    batching::{batch_run::Line, files},
+    batching::{batch_run::BatchLine, files},
     chat,
     requests::fields::Fields,
     store::Store,
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-const KEYS: &[&str] = &[
+const GENERATED_FIELDS: &[&str] = &[
     "messages",
     "input",
     "prompt",
@@ -128,7 +128,7 @@ fn object(random: &mut Random, depth: usize, to: &mut String) {
     to.push('{');
     for at in 0..random.below(8) {
         to.push_str(if at > 0 { ", " } else { "" });
-        *to += &format!("\"{}\":", random.one(KEYS));
+        *to += &format!("\"{}\":", random.one(GENERATED_FIELDS));
         value(random, depth + 1, to);
     }
     to.push('}');
@@ -175,8 +175,8 @@ fn what_nobody_would_write_is_read_or_refused_in_little_memory() {
         let (_, module) = module_path!().split_once("::").expect("a module of the crate");
         let test = format!("{module}::{test}");
         let output = child.args(["--exact", &test, "--ignored"]).output().expect("it runs already");
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        let reported = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && reported.contains("1 passed"), "{reported}");
     }
 }
 
@@ -195,7 +195,7 @@ fn bodies_and_lines_that_nobody_would_write_are_read_or_refused() {
             let _ = fields.take::<u64>("max_tokens");
             let _ = fields.finish();
         }
-        read += usize::from(is_read::<Line>(&bytes));
+        read += usize::from(is_read::<BatchLine>(&bytes));
         let _ = (is_read::<JobRequest>(&bytes), is_read::<SessionRequest>(&bytes), is_read::<AppendRequest>(&bytes));
     }
     assert!(read > count() / 50, "{read} of {}: the generator makes nothing that is read", count());

@@ -28,9 +28,9 @@ const OPEN_REQUESTS: usize = 256;
 
 /// Everybody who may ask.
 #[derive(Clone)]
-pub struct Keys(Arc<[Key]>);
+pub struct ApiKeys(Arc<[ApiKey]>);
 
-struct Key {
+struct ApiKey {
     name: Arc<str>,
     hash: [u8; digest::SHA256_OUTPUT_LEN],
     room: Arc<Semaphore>,
@@ -46,7 +46,7 @@ pub struct Bearer {
     pub place: ResponseGuard,
 }
 
-impl Keys {
+impl ApiKeys {
     /// Reads a key file: `NAME SHA256 [REQUESTS]` on each line, `#` before what is said to people.
     pub fn read(path: &Path) -> Result<Self, CliError> {
         let failed = |what: String| CliError::usage(format!("the key file {} {what}", path.display()));
@@ -61,7 +61,7 @@ impl Keys {
 
     fn parse(text: &str) -> Result<Self, String> {
         let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.split('#').next().unwrap_or("").trim()));
-        let mut keys: Vec<Key> = Vec::new();
+        let mut keys: Vec<ApiKey> = Vec::new();
         for (at, line) in lines.filter(|(_, line)| !line.is_empty()) {
             let wrong = |what: &str| format!("has on line {at} {what}, expected NAME SHA256 [REQUESTS]");
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -78,7 +78,7 @@ impl Keys {
             if keys.iter().any(|key| *key.name == *name || key.hash == hash) {
                 return Err(wrong("a name or key that stands above already"));
             }
-            keys.push(Key { name: name.into(), hash, room: Arc::new(Semaphore::new(most)), most });
+            keys.push(ApiKey { name: name.into(), hash, room: Arc::new(Semaphore::new(most)), most });
         }
         match keys.len() {
             0 => Err("names no key, so that nobody could ask; take api_key_file out where everybody may".into()),
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_key_is_known_by_its_hash_and_has_so_many_requests() {
-        let keys = Keys::parse(&format!("# people\nalice {MOON} 1 # laptop\n\n")).unwrap();
+        let keys = ApiKeys::parse(&format!("# people\nalice {MOON} 1 # laptop\n\n")).unwrap();
         assert_eq!(keys.admit(&bearing("sun")).err().unwrap().code(), "invalid_api_key");
         assert_eq!(keys.admit(&bearing(MOON)).err().unwrap().code(), "invalid_api_key");
         assert_eq!(keys.admit(&HeaderMap::new()).err().unwrap().code(), "invalid_api_key");
@@ -174,7 +174,7 @@ mod tests {
             (&format!("a {MOON} 0"), "a number of requests"),
             (&twice, "line 2 a name or key"),
         ] {
-            let error = Keys::parse(text).err().unwrap();
+            let error = ApiKeys::parse(text).err().unwrap();
             assert!(error.contains(cause), "{text:?}: {error}");
         }
     }

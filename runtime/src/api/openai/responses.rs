@@ -10,23 +10,23 @@ use asterism_actors::{
     api::{JobStatus, bounds},
     supervisor::Supervisor,
 };
-use asterism_models::{Speaker, Turn};
+use asterism_models::{ChatTurn, Speaker};
 use serde::Deserialize;
 
 use super::{
     ApiState, Checked,
     answers::{
         answer,
-        gone::ClientConnection,
+        connection::ClientConnection,
         response,
-        running::{self, Running},
+        running::{self, RunningJob},
         stream,
     },
     chat,
     keys::owner,
     refusal,
     requests::{
-        ask::{Asked, Streamed},
+        ask::{ParsedRequest, Streamed},
         fields::{Fields, wrong},
         message::Messages,
     },
@@ -45,7 +45,7 @@ const BACKGROUND: &str = "background";
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, share) = taken.into_parts();
     let background = fields.take("background")?.unwrap_or(false);
-    let mut asked = asked(&state, fields).await?;
+    let mut asked = parse_response(&state, fields).await?;
     let way = if background { BACKGROUND } else { "attached" };
     asked.job.labels.insert(bounds::RESPONSE.into(), way.into());
     if background {
@@ -53,7 +53,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     }
     asked.job.labels.extend(owner(&request).map(|name| (bounds::KEY.to_owned(), name)));
     let (client, streamed) = (ClientConnection::of(&request), asked.stream);
-    let started = Running::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
+    let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
     let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;
@@ -66,12 +66,12 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
             let voice = response::ResponseVoice::new(status, None);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }
-        (None, true) => told(&request, &status).await,
-        (None, false) => told(&request, &answer::ended((running, listener), &client).await?).await,
+        (None, true) => respond(&request, &status).await,
+        (None, false) => respond(&request, &answer::ended((running, listener), &client).await?).await,
     }
 }
 
-async fn told(request: &HttpRequest, status: &JobStatus) -> Checked<HttpResponse> {
+async fn respond(request: &HttpRequest, status: &JobStatus) -> Checked<HttpResponse> {
     charged::json(request, answer::weight(status), || response::object(status)).await
 }
 
@@ -94,7 +94,7 @@ pub async fn hold_again(state: &ApiState) {
 /// Behind the `?` of a response.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Looking {
+pub struct ResponseQuery {
     stream: bool,
     starting_after: Option<u64>,
     #[serde(rename = "include_obfuscation")]
@@ -106,14 +106,14 @@ pub async fn show(
     state: Data<ApiState>,
     request: HttpRequest,
     id: Path<String>,
-    looking: Query<Looking>,
+    looking: Query<ResponseQuery>,
 ) -> Checked<HttpResponse> {
     let status = find(&state.supervisor, &request, &id).await?;
     if !looking.stream {
-        return told(&request, &status).await;
+        return respond(&request, &status).await;
     }
     let listener = state.supervisor.watch(&status.id).await?;
-    let running = Running::of(&state.supervisor, &status.id);
+    let running = RunningJob::of(&state.supervisor, &status.id);
     let voice = Box::new(response::ResponseVoice::new(status, looking.starting_after));
     Ok(stream::answer((running, listener), ClientConnection::of(&request), (voice, Streamed::default())))
 }
@@ -129,20 +129,21 @@ pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String
         Ok(()) | Err(JobError::Ended { .. }) => {}
         Err(error) => return Err(refusal::of_job(error, "id")),
     }
-    told(&request, &look(&state.supervisor, &status.id).await?).await
+    respond(&request, &look(&state.supervisor, &status.id).await?).await
 }
 
 /// `instructions` and `input` as a conversation.
-fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
+fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
     chat::refuse_texts(fields)?;
     if fields.take::<String>("previous_response_id")?.is_some() {
         let expected = "send the whole conversation as input, or ask a session by session_id";
         return Err(refusal::unsupported("previous_response_id", expected));
     }
     let instructions: Option<String> = fields.take("instructions")?;
-    let mut turns: Vec<Turn> = instructions.map(|text| Turn { speaker: Speaker::System, text }).into_iter().collect();
+    let mut turns: Vec<ChatTurn> =
+        instructions.map(|text| ChatTurn { speaker: Speaker::System, text }).into_iter().collect();
     match fields.input.take() {
-        Some(Messages::Text(text)) => turns.push(Turn { speaker: Speaker::User, text }),
+        Some(Messages::Text(text)) => turns.push(ChatTurn { speaker: Speaker::User, text }),
         Some(items @ Messages::List(_)) => turns.extend(chat::read(items, "input")?),
         Some(Messages::Other) => return Err(wrong("input", &"expected a text or a list of messages")),
         None => return Err(Refusal::invalid("input", "there is no input")),
@@ -151,10 +152,10 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
 }
 
 /// The job of a request.
-pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
+pub async fn parse_response(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let turns = conversation(&mut fields)?;
     let ending = chat::ending(&mut fields, &turns)?;
-    let mut asked = Asked::take(fields, state)?;
+    let mut asked = ParsedRequest::take(fields, state)?;
     asked.job = chat::about(state, (turns, ending), (asked.job, "input")).await?;
     Ok(asked)
 }

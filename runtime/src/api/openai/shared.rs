@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use crate::api::{
     http::{body::intake::Intake, error::Refusal, origin::OriginRules},
-    openai::{batching::batch_run::Open, keys::Keys, store::Store},
+    openai::{batching::batch_run::Open, keys::ApiKeys, store::Store},
 };
 
 /// What handlers work with.
@@ -18,7 +18,7 @@ pub struct ApiState {
     /// Its cluster's name.
     pub cluster: String,
     /// Who may ask; everybody where there are none.
-    pub keys: Option<Keys>,
+    pub keys: Option<ApiKeys>,
     /// When this supervisor started, in seconds since 1970.
     pub since: u64,
     /// Files and batches.

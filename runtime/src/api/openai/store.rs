@@ -20,10 +20,10 @@ use serde::de::DeserializeOwned;
 
 pub use crate::cluster::Limits;
 use crate::{data_dir::private, error::CliError};
-pub use index::Full;
+pub use index::StorageFull;
 use index::{BatchHead, Index};
 use kept::UPLOAD;
-pub use kept::{BATCH_PREFIX, Batch, Counts, Course, FILE_PREFIX, Kept, derived, digits, drawn};
+pub use kept::{BATCH_PREFIX, Batch, BatchState, Counts, FILE_PREFIX, StoredFile, derived, digits, drawn};
 pub use upload::Upload;
 
 /// The folder of files and batches, and what is in it.
@@ -35,21 +35,21 @@ pub struct Store {
 
 /// Why something is not kept.
 #[derive(Debug)]
-pub enum NotKept {
+pub enum StoreRefusal {
     /// The disk does not do it.
     Disk(io::Error),
     /// There is too much already.
-    Full(Full),
+    Full(StorageFull),
 }
 
-impl From<io::Error> for NotKept {
+impl From<io::Error> for StoreRefusal {
     fn from(error: io::Error) -> Self {
         Self::Disk(error)
     }
 }
 
-impl From<Full> for NotKept {
-    fn from(full: Full) -> Self {
+impl From<StorageFull> for StoreRefusal {
+    fn from(full: StorageFull) -> Self {
         Self::Full(full)
     }
 }
@@ -63,7 +63,7 @@ impl Store {
         crate::api::openai::store::forget_all(&store);
         {
             let mut index = store.index();
-            store.all::<Kept>(FILE_PREFIX).into_iter().for_each(|kept| index.insert_file(kept));
+            store.all::<StoredFile>(FILE_PREFIX).into_iter().for_each(|kept| index.insert_file(kept));
             for batch in store.all::<Batch>(BATCH_PREFIX) {
                 index.insert_batch(BatchHead::of(&batch, store.work_bytes(&batch.id)));
             }
@@ -86,7 +86,7 @@ impl Store {
     }
 
     /// Keeps a file that a batch made, of what `write` writes; its length is counted whatever there is already.
-    pub fn put_made(&self, mut kept: Kept, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    pub fn put_made(&self, mut kept: StoredFile, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
         let (data, partial) = (self.path(FILE_PREFIX, &kept.id, "data")?, self.path(FILE_PREFIX, &kept.id, "made")?);
         let made = private::options().create(true).truncate(true).write(true).open(&partial).and_then(|mut file| {
             write(&mut file)?;
@@ -101,12 +101,12 @@ impl Store {
         Ok(())
     }
 
-    fn put_head(&self, kept: &Kept) -> io::Result<()> {
+    fn put_head(&self, kept: &StoredFile) -> io::Result<()> {
         private::replace(&self.path(FILE_PREFIX, &kept.id, "json")?, &serde_json::to_vec(kept)?)
     }
 
     /// A file of that id, if it is there.
-    pub fn file(&self, id: &str) -> Option<Kept> {
+    pub fn file(&self, id: &str) -> Option<StoredFile> {
         self.index().file(id).cloned()
     }
 
@@ -126,14 +126,14 @@ impl Store {
     pub fn files<T>(
         &self,
         owner: Option<&String>,
-        read: impl FnOnce(&mut dyn DoubleEndedIterator<Item = &Kept>) -> T,
+        read: impl FnOnce(&mut dyn DoubleEndedIterator<Item = &StoredFile>) -> T,
     ) -> T {
         read(&mut self.index().files().filter(|kept| kept.owner.as_ref() == owner))
     }
 
     /// Keeps a new batch with the content of its input file, which may be forgotten then. Those of its owner that have ended and are
     /// too many are forgotten.
-    pub fn begin_batch(&self, batch: &Batch) -> Result<(), NotKept> {
+    pub fn begin_batch(&self, batch: &Batch) -> Result<(), StoreRefusal> {
         let (from, to) =
             (self.path(FILE_PREFIX, &batch.input_file_id, "data")?, self.path(BATCH_PREFIX, &batch.id, "input")?);
         let surplus =
@@ -217,7 +217,7 @@ impl Store {
     ///
     /// # Errors
     /// When there are too many.
-    pub fn grow(&self, batch: &str, bytes: u64) -> Result<(), Full> {
+    pub fn grow(&self, batch: &str, bytes: u64) -> Result<(), StorageFull> {
         self.index().grow(batch, bytes)
     }
 
@@ -260,15 +260,15 @@ mod tests {
         Arc::new(Store::open(folder, Limits { bytes: 1 << 20, bytes_per_key: 1 << 20 }).unwrap())
     }
 
-    fn put(store: &Arc<Store>, kept: &Kept, content: &[u8]) -> Result<(), NotKept> {
+    fn put(store: &Arc<Store>, kept: &StoredFile, content: &[u8]) -> Result<(), StoreRefusal> {
         let mut upload = Upload::begin(store, kept.owner.clone())?;
         upload.write(content)?;
         upload.keep(kept)
     }
 
-    fn kept(id: &str, owner: Option<&str>) -> Kept {
+    fn kept(id: &str, owner: Option<&str>) -> StoredFile {
         let (filename, purpose) = ("../../a".into(), "batch".into());
-        Kept { id: id.to_owned(), owner: owner.map(str::to_owned), filename, purpose, bytes: 3, created_at: 1 }
+        StoredFile { id: id.to_owned(), owner: owner.map(str::to_owned), filename, purpose, bytes: 3, created_at: 1 }
     }
 
     fn count(store: &Store) -> usize {
@@ -314,8 +314,11 @@ mod tests {
         assert!(first.put_made(kept(&drawn(FILE_PREFIX), None), |_| Err(io::ErrorKind::Other.into())).is_err());
         let mut large = Upload::begin(&first, None).unwrap();
         large.write(&vec![0; 900 << 10]).unwrap();
-        assert!(matches!(put(&first, &kept(&drawn(FILE_PREFIX), None), &vec![0; 200 << 10]), Err(NotKept::Full(_))));
-        assert!(matches!(large.write(&vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        assert!(matches!(
+            put(&first, &kept(&drawn(FILE_PREFIX), None), &vec![0; 200 << 10]),
+            Err(StoreRefusal::Full(_))
+        ));
+        assert!(matches!(large.write(&vec![0; 200 << 10]), Err(StoreRefusal::Full(_))));
         // One whose process ends.
         std::mem::forget(Upload::begin(&first, None).unwrap());
         drop(large);
@@ -337,7 +340,7 @@ mod tests {
             endpoint: "/v1/completions".into(),
             input_file_id: drawn(FILE_PREFIX),
             metadata: None,
-            status: Course::Completed,
+            status: BatchState::Completed,
             total: 3,
             counts: Counts { good: 2, bad: 1 },
             created_at: 1,

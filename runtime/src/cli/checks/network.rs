@@ -52,8 +52,8 @@ fn queues() -> Option<(usize, usize)> {
     let socket = SockRef::from(&socket);
     let _ = socket.set_recv_buffer_size(SOCKET_QUEUE).and_then(|()| socket.set_send_buffer_size(SOCKET_QUEUE));
     // Linux tells twice what it grants, as it counts its own part (socket(7)).
-    let told = if cfg!(target_os = "linux") { 2 } else { 1 };
-    Some((socket.recv_buffer_size().ok()? / told, socket.send_buffer_size().ok()? / told))
+    let reported = if cfg!(target_os = "linux") { 2 } else { 1 };
+    Some((socket.recv_buffer_size().ok()? / reported, socket.send_buffer_size().ok()? / reported))
 }
 
 fn judge_queues(wanted: usize, (received, sent): (usize, usize)) -> Judgment {

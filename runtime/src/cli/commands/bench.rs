@@ -159,7 +159,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
 
 fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
-    let given = Given::of(&args.machine, (&args.device, args.hosts), cluster.as_ref());
+    let given = BenchTarget::of(&args.machine, (&args.device, args.hosts), cluster.as_ref());
     let (dtype, threads, kernels) = (given.dtype, given.threads, args.machine.kernels);
     if given.devices.iter().any(|device| (*device == Device::Cpu) != (given.devices[0] == Device::Cpu)) {
         return Err(
@@ -173,7 +173,7 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
             let numbers = given.numbers();
             let open = |device: Device, shape: &asterism_models::ModelConfig| {
                 let gpu = gpu(device, numbers)?;
-                gpu.require(numbers.weight_bytes(shape, asterism_models::Parts::All))?;
+                gpu.require(numbers.weight_bytes(shape, asterism_models::DecoderParts::All))?;
                 Ok(gpu)
             };
             phases::run(globals, args, phase, (given, open))
@@ -185,7 +185,7 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
 
 fn attention(globals: &Globals, args: &attention::AttentionArgs) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
-    let given = Given::of(&args.machine, (args.device.as_slice(), None), cluster.as_ref());
+    let given = BenchTarget::of(&args.machine, (args.device.as_slice(), None), cluster.as_ref());
     let (dtype, threads, kernels) = (given.dtype, given.threads, args.machine.kernels);
     match given.devices[0] {
         Device::Cpu => attention::run(globals, args, &given, |_| checkpoint::cpu(dtype, threads, kernels)),
@@ -211,7 +211,7 @@ fn no_gpus() -> CliError {
 }
 
 /// What is timed and on what: the command line's, else the cluster file's.
-struct Given<'a> {
+struct BenchTarget<'a> {
     devices: Vec<Device>,
     dtype: DType,
     threads: usize,
@@ -219,7 +219,7 @@ struct Given<'a> {
     cluster: Option<&'a Cluster>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> BenchTarget<'a> {
     fn of(args: &MachineArgs, (devices, hosts): (&[Device], Option<usize>), cluster: Option<&'a Cluster>) -> Self {
         let contexts = |cluster: &'a Cluster| cluster.with_role(Role::Context);
         let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.device);

@@ -156,7 +156,7 @@ fn revoke(globals: &Globals, cluster: &Cluster, args: &RevokeArgs) -> Result<Exi
 
 /// One certificate.
 #[derive(Serialize)]
-struct Row {
+struct CertificateRow {
     name: String,
     issuer: String,
     authority: bool,
@@ -209,10 +209,10 @@ fn show(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
 }
 
 /// What nodes were given that keep it elsewhere.
-fn elsewhere(cluster: &Cluster, here: &[Row]) -> Result<Vec<Row>, CliError> {
+fn elsewhere(cluster: &Cluster, here: &[CertificateRow]) -> Result<Vec<CertificateRow>, CliError> {
     let given = revocation::issued(cluster)?.into_iter();
     let given = given.filter(|given| here.iter().all(|row| row.serial != given.serial));
-    let row = |given: Issued| Row {
+    let row = |given: Issued| CertificateRow {
         issuer: cluster.name.clone(),
         authority: false,
         role: MemberRole::ALL.into_iter().find(|role| role.word() == given.role),
@@ -225,14 +225,14 @@ fn elsewhere(cluster: &Cluster, here: &[Row]) -> Result<Vec<Row>, CliError> {
     Ok(given.map(row).collect())
 }
 
-fn row(file: PathBuf) -> Result<Row, CliError> {
+fn row(file: PathBuf) -> Result<CertificateRow, CliError> {
     let refused = |cause: String| {
         CliError::new(Exit::Authentication, format!("{}: {cause}", file.display()))
             .hint("`asterism cert init` makes the cluster's certificates")
     };
     let pem = fs::read_to_string(&file).map_err(|error| refused(error.to_string()))?;
     let info = CertificateInfo::from_pem(&pem).map_err(|error| refused(error.to_string()))?;
-    Ok(Row {
+    Ok(CertificateRow {
         name: info.name,
         issuer: info.issuer,
         authority: info.is_authority,

@@ -24,10 +24,10 @@ use crate::{
     processes::{checkpoint, local_hosts},
 };
 use fault::{Blow, Fault, Moment, Victim, matrix};
-use round::{Reference, Round, RoundOutcome, Target};
+use round::{ChaosRound, Reference, RoundOutcome, Target};
 
 /// Tokens of every answer.
-const ANSWER_TOKENS: usize = 64;
+const CHAOS_ANSWER_TOKENS: usize = 64;
 /// Tokens left for the question and the chat template.
 const QUESTION_TOKENS: usize = 192;
 
@@ -53,9 +53,9 @@ pub struct ChaosArgs {
 
 /// What `-o json` prints.
 #[derive(Serialize)]
-struct Report<'a> {
+struct ChaosReport<'a> {
     reference: &'a Reference,
-    rounds: &'a [Round],
+    rounds: &'a [ChaosRound],
 }
 
 /// Runs the rounds; exit 8 when an answer differs or a job fails.
@@ -123,26 +123,27 @@ fn refuse_other_machines(cluster: &Cluster, faults: &[Fault]) -> Result<(), CliE
 }
 
 fn request(globals: &Globals, cluster: &Cluster, args: &ChaosArgs) -> Result<JobRequest, CliError> {
-    let most = checkpoint::model_front(&cluster.model)?.max_tokens.saturating_sub(ANSWER_TOKENS + QUESTION_TOKENS);
+    let most =
+        checkpoint::model_front(&cluster.model)?.max_tokens.saturating_sub(CHAOS_ANSWER_TOKENS + QUESTION_TOKENS);
     let tokens = args.tokens.map_or(most, |tokens| tokens.0);
     let record = TokenCounter::load(globals)?.generate(Task::NiahSingle1, tokens, 1, None)?;
-    Ok(JobRequest { ignore_eos: true, ..question(&record, None, ANSWER_TOKENS) })
+    Ok(JobRequest { ignore_eos: true, ..question(&record, None, CHAOS_ANSWER_TOKENS) })
 }
 
-fn line(round: &Round, rounds: u32) -> String {
-    let Round { round: number, fault, victim, total_s, outcome, .. } = round;
+fn line(round: &ChaosRound, rounds: u32) -> String {
+    let ChaosRound { round: number, fault, victim, total_s, outcome, .. } = round;
     let Fault { phase, signal, .. } = fault;
     let signal = format!("{signal:?}").to_uppercase();
-    format!("{number}/{rounds}: {signal} {victim} at {}: {} after {total_s:.2} s", name(phase), told(outcome))
+    format!("{number}/{rounds}: {signal} {victim} at {}: {} after {total_s:.2} s", name(phase), outcome_text(outcome))
 }
 
-fn show(globals: &Globals, reference: &Reference, rounds: &[Round]) -> Result<(), CliError> {
+fn show(globals: &Globals, reference: &Reference, rounds: &[ChaosRound]) -> Result<(), CliError> {
     match globals.format {
         Format::Table => output::print(&table(rounds).to_string()),
-        Format::Json => output::print_json(&Report { reference, rounds }, Format::Json),
+        Format::Json => output::print_json(&ChaosReport { reference, rounds }, Format::Json),
         Format::Jsonl => rounds.iter().try_for_each(|round| output::print_json(round, Format::Jsonl)),
     }?;
-    let most = |seconds: fn(&Round) -> Option<f64>| rounds.iter().filter_map(seconds).reduce(f64::max);
+    let most = |seconds: fn(&ChaosRound) -> Option<f64>| rounds.iter().filter_map(seconds).reduce(f64::max);
     let shown = |seconds: Option<f64>| seconds.map_or("-".into(), |seconds| format!("{seconds:.2} s"));
     globals.note(format_args!(
         "slowest detection {}, slowest recovery {}; a shard takes {:.2} s to encode",
@@ -153,7 +154,7 @@ fn show(globals: &Globals, reference: &Reference, rounds: &[Round]) -> Result<()
     Ok(())
 }
 
-fn verdict(globals: &Globals, rounds: &[Round]) -> Result<Exit, CliError> {
+fn verdict(globals: &Globals, rounds: &[ChaosRound]) -> Result<Exit, CliError> {
     let count = |wanted: fn(&RoundOutcome) -> bool| rounds.iter().filter(|round| wanted(&round.outcome)).count();
     let same = count(|outcome| *outcome == RoundOutcome::Same);
     let missed = count(|outcome| *outcome == RoundOutcome::Missed);
@@ -170,11 +171,11 @@ fn verdict(globals: &Globals, rounds: &[Round]) -> Result<Exit, CliError> {
         .hint("`asterism job list` shows the jobs; -o json has the cause of each failure"))
 }
 
-fn table(rounds: &[Round]) -> Table {
+fn table(rounds: &[ChaosRound]) -> Table {
     let mut table =
         Table::new(["ROUND", "PHASE", "VICTIM", "SIGNAL", "DETECTED S", "RECOVERED S", "TOTAL S", "ANSWER"]);
     let seconds = |seconds: Option<f64>| seconds.map_or("-".into(), |seconds| format!("{seconds:.2}"));
-    for Round { round, fault, victim, detected_s, recovered_s, total_s, outcome } in rounds {
+    for ChaosRound { round, fault, victim, detected_s, recovered_s, total_s, outcome } in rounds {
         table.row([
             round.to_string(),
             name(&fault.phase),
@@ -183,7 +184,7 @@ fn table(rounds: &[Round]) -> Table {
             seconds(*detected_s),
             seconds(*recovered_s),
             format!("{total_s:.2}"),
-            told(outcome),
+            outcome_text(outcome),
         ]);
     }
     table
@@ -194,7 +195,7 @@ fn name(moment: &Moment) -> String {
     clap::ValueEnum::to_possible_value(moment).map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-fn told(outcome: &RoundOutcome) -> String {
+fn outcome_text(outcome: &RoundOutcome) -> String {
     match outcome {
         RoundOutcome::Same => "same tokens".into(),
         RoundOutcome::Different { at } => format!("differs from token {at} on"),
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_100_columns() {
-        let round = |round, phase, outcome| Round {
+        let round = |round, phase, outcome| ChaosRound {
             round,
             fault: Fault { phase, role: Victim::Context, signal: Blow::Stop },
             victim: "context-10".into(),

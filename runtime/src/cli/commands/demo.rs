@@ -21,7 +21,7 @@ use crate::{
         size::{Tokens, bytes, grouped},
     },
     error::{CliError, Exit},
-    eval::{self, Record, Task},
+    eval::{self, EvalRecord, Task},
     globals::{Format, Globals},
     observe::logging,
     processes::temporary::TemporaryCluster,
@@ -60,7 +60,8 @@ pub fn run(globals: &Globals, args: &DemoArgs) -> Result<Exit, CliError> {
             "\npeak memory over all processes: {memory}; {seconds:.1} s in all, cluster stopped\n"
         ))?;
     } else {
-        let report = Report { questions: asked, peak_memory_bytes: memory, seconds: started.elapsed().as_secs_f64() };
+        let report =
+            DemoReport { questions: asked, peak_memory_bytes: memory, seconds: started.elapsed().as_secs_f64() };
         output::print_json(&report, globals.format)?;
     }
     match wrong {
@@ -72,15 +73,15 @@ pub fn run(globals: &Globals, args: &DemoArgs) -> Result<Exit, CliError> {
 
 /// The whole run, for `-o json`.
 #[derive(Serialize)]
-struct Report {
-    questions: Vec<Asked>,
+struct DemoReport {
+    questions: Vec<DemoAnswer>,
     peak_memory_bytes: Option<u64>,
     seconds: f64,
 }
 
 /// One question and its answer.
 #[derive(Serialize)]
-struct Asked {
+struct DemoAnswer {
     task: String,
     query: String,
     answer: String,
@@ -89,7 +90,7 @@ struct Asked {
     status: JobStatus,
 }
 
-fn ask_all(globals: &Globals, args: &DemoArgs, cluster: &TemporaryCluster) -> Result<Vec<Asked>, CliError> {
+fn ask_all(globals: &Globals, args: &DemoArgs, cluster: &TemporaryCluster) -> Result<Vec<DemoAnswer>, CliError> {
     let client = cluster.client(globals)?;
     let counter = TokenCounter::embedded()?;
     let mut asked = Vec::new();
@@ -107,8 +108,8 @@ fn ask_all(globals: &Globals, args: &DemoArgs, cluster: &TemporaryCluster) -> Re
     Ok(asked)
 }
 
-fn asked_of(record: &Record, status: JobStatus) -> Asked {
-    Asked {
+fn asked_of(record: &EvalRecord, status: JobStatus) -> DemoAnswer {
+    DemoAnswer {
         task: record.task.clone(),
         query: record.input_query.clone(),
         answer: status.text.trim().to_owned(),
@@ -118,8 +119,8 @@ fn asked_of(record: &Record, status: JobStatus) -> Asked {
     }
 }
 
-fn shown(asked: &Asked, first: bool) -> String {
-    let Asked { query, answer, gold, right, status, .. } = asked;
+fn shown(asked: &DemoAnswer, first: bool) -> String {
+    let DemoAnswer { query, answer, gold, right, status, .. } = asked;
     let verdict = if *right { "right".to_owned() } else { format!("WRONG, wanted {gold}") };
     let mut table = Table::new(["HOST", "SHARDS", "TOKENS", "KEPT", "KV", "ENCODE S"]);
     let mut hosts: Vec<_> = status.timings.hosts.iter().collect();

@@ -14,7 +14,7 @@ use crate::{
     globals::{Format, Globals},
     observe::version::Version,
     processes::{
-        calibration::Machine,
+        calibration::MachineProfile,
         device::{self, Numbers},
         local_hosts,
     },
@@ -22,7 +22,7 @@ use crate::{
 
 /// What `-o json` prints.
 #[derive(Serialize)]
-struct Report {
+struct DoctorReport {
     version: Version,
     processor: String,
     cores: usize,
@@ -65,11 +65,11 @@ struct LibraryReport {
 /// Looks and prints; exit 3 when something is wrong that a cluster would not work with here.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
-    let (gpu, machine) = (look(), Machine::here());
+    let (gpu, machine) = (look(), MachineProfile::here());
     let problems = cluster.as_ref().map_or_else(Vec::new, |cluster| problems(cluster, &gpu));
     let checks = checks::look(globals, cluster.as_ref());
     let (version, processor, cores) = (Version::current(), machine.processor, machine.cores);
-    let report = Report { version, processor, cores, gpu, problems, checks };
+    let report = DoctorReport { version, processor, cores, gpu, problems, checks };
     match globals.format {
         Format::Table => output::print(&text(&report))?,
         format => output::print_json(&report, format)?,
@@ -157,8 +157,8 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     problems
 }
 
-fn text(report: &Report) -> String {
-    let Report { version, processor, cores, gpu, problems, checks } = report;
+fn text(report: &DoctorReport) -> String {
+    let DoctorReport { version, processor, cores, gpu, problems, checks } = report;
     let mut lines = vec![
         format!("asterism   {} ({}, {})", version.version, version.target, version.profile),
         format!("processor  {processor}, {cores} cores"),
@@ -210,17 +210,17 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_build_for_cpus_says_so() {
-        let said = problems(&cluster("cuda:0"), &look());
+        let stated = problems(&cluster("cuda:0"), &look());
         assert!(
-            said[0].contains("host 'context-0' computes on cuda:0") && said[0].contains("for CPUs only"),
-            "{said:?}"
+            stated[0].contains("host 'context-0' computes on cuda:0") && stated[0].contains("for CPUs only"),
+            "{stated:?}"
         );
     }
 
     #[cfg(feature = "cuda")]
     #[test]
     fn what_hosts_lack_is_counted() {
-        use asterism_models::{Checkpoint, Parts};
+        use asterism_models::{Checkpoint, DecoderParts};
 
         let found = |free_bytes| DeviceReport {
             device: "cuda:0".into(),
@@ -237,8 +237,10 @@ mod tests {
         assert!(small.len() == 1 && small[0].contains("are missing"), "{small:?}");
         let mut together = cluster("cuda:0");
         together.hosts.iter_mut().for_each(|host| host.process = "all".into());
-        let bytes =
-            Checkpoint::embedded().unwrap().config().weight_bytes(Parts::All, (asterism_kernels::DType::F32, false));
+        let bytes = Checkpoint::embedded()
+            .unwrap()
+            .config()
+            .weight_bytes(DecoderParts::All, (asterism_kernels::DType::F32, false));
         assert_eq!(problems(&together, &gpu(vec![found(bytes)])), Vec::<String>::new());
         assert_eq!(problems(&together, &gpu(vec![found(bytes - 1)])).len(), 1);
         assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(bytes)])).len(), 1, "a copy for each process");

@@ -33,10 +33,10 @@ use contender::Contender;
 use oracle::Oracle;
 use questions::Questions;
 pub use questions::TokenCounter;
-use run::{Asking, Failure, Outcome, answer_all};
+use run::{Asking, Failure, RunOutcome, answer_all};
 
 /// How long a temporary cluster may take to start.
-const START_LIMIT: Duration = Duration::from_secs(120);
+const EVAL_START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
@@ -97,7 +97,7 @@ fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
         true => Scoring::Exact,
         false => Scoring::Benchmark,
     };
-    conclude(globals, &args.show, scoring, Outcome { answers, ..Outcome::default() })
+    conclude(globals, &args.show, scoring, RunOutcome { answers, ..RunOutcome::default() })
 }
 
 /// Asks what `questions` makes; arguments are checked before a cluster is looked for.
@@ -170,7 +170,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
 
 /// What `-o json` prints.
 #[derive(Serialize)]
-struct Report<'a> {
+struct EvalReport<'a> {
     #[serde(flatten)]
     results: &'a Results,
     failures: &'a [Failure],
@@ -178,12 +178,12 @@ struct Report<'a> {
 }
 
 /// Prints what there is, then says how the run ended.
-fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: Outcome) -> Result<Exit, CliError> {
-    let Outcome { answers, failures, interrupted, refused } = outcome;
+fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: RunOutcome) -> Result<Exit, CliError> {
+    let RunOutcome { answers, failures, interrupted, refused } = outcome;
     let results = Results::of(&answers, args.score.unwrap_or(scoring));
     match globals.format {
         Format::Json => {
-            output::print_json(&Report { results: &results, failures: &failures, interrupted }, Format::Json)?
+            output::print_json(&EvalReport { results: &results, failures: &failures, interrupted }, Format::Json)?
         }
         Format::Table if !answers.is_empty() => output::print(&format!("{results}\n"))?,
         Format::Jsonl if !answers.is_empty() => globals.note(&results),
@@ -234,7 +234,7 @@ fn cluster(globals: &Globals) -> Result<(Client, Option<TemporaryCluster>), CliE
         Some(file) => file,
         None => sample(),
     };
-    let temporary = TemporaryCluster::start(file, START_LIMIT)?;
+    let temporary = TemporaryCluster::start(file, EVAL_START_TIMEOUT)?;
     Ok((temporary.client(globals)?, Some(temporary)))
 }
 

@@ -30,13 +30,13 @@ pub fn run(globals: &Globals, args: &SelfTestArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     let client = Client::find(globals)?;
     let mut report = if args.last { client.self_test()? } else { client.start_self_test()? };
-    let mut said = None;
+    let mut stated = None;
     while report.state == SelfTestState::Running {
-        if said != report.doing
+        if stated != report.doing
             && let Some(doing) = &report.doing
         {
             globals.note(format_args!("{} of {}: {doing}", report.done + 1, report.total));
-            said.clone_from(&report.doing);
+            stated.clone_from(&report.doing);
         }
         thread::sleep(RESULT_POLL);
         report = client.self_test()?;

@@ -64,8 +64,8 @@ mod tests {
             (text, vec![], "path \"~/models/tiny\": HOME is not set here"),
             ("version = 1\n[model]\npath = \"~ada/tiny\"\n", home("/home/me").to_vec(), "another user's home"),
         ] {
-            let said = parse(text, home).unwrap_err().to_string();
-            assert!(said.contains(cause), "{said}");
+            let stated = parse(text, home).unwrap_err().to_string();
+            assert!(stated.contains(cause), "{stated}");
         }
         let plain = parse("version = 1\n[model]\npath = \"./~ada/a~b\"\n", []).unwrap();
         assert_eq!(plain.model.path.unwrap().to_str(), Some("./~ada/a~b"));

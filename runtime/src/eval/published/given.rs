@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::eval::{Metric, Record};
+use crate::eval::{EvalRecord, Metric};
 
 /// Most tokens of an answer to a question whose benchmark says none.
-pub(crate) const ANSWER_TOKENS: usize = 64;
+pub(crate) const BENCHMARK_ANSWER_TOKENS: usize = 64;
 
 /// A question of a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -13,7 +13,7 @@ pub struct PublishedQuestion {
     /// `file` for records of this program's form, else the benchmark.
     pub suite: &'static str,
     /// Task, context and query.
-    pub record: Record,
+    pub record: EvalRecord,
     /// What an answer must hold, or alternatives of it, as the metric has it.
     pub gold: Vec<String>,
     /// How it is scored.

@@ -7,30 +7,30 @@ use serde::Deserialize;
 use serde_json::Number;
 
 use super::{
-    given::{ANSWER_TOKENS, OneOrMany, PublishedQuestion},
+    given::{BENCHMARK_ANSWER_TOKENS, OneOrMany, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;
 
 /// A line of a task's file.
 #[derive(Deserialize)]
-pub(super) struct Line {
+pub(super) struct InfiniteBenchLine {
     context: String,
     #[serde(default)]
     input: String,
-    answer: OneOrMany<Text>,
+    answer: OneOrMany<AnswerText>,
     options: Option<Vec<String>>,
 }
 
 /// Some answers are numbers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Text {
+enum AnswerText {
     Text(String),
     Number(Number),
 }
 
-impl Text {
+impl AnswerText {
     fn into_string(self) -> String {
         match self {
             Self::Text(text) => text,
@@ -40,15 +40,15 @@ impl Text {
 }
 
 /// How a task is asked.
-struct Asked {
+struct TaskPrompt {
     name: &'static str,
     prompt: Template,
     tokens: usize,
     metric: Metric,
 }
 
-const TASKS: &[Asked] = &[
-    Asked {
+const TASKS: &[TaskPrompt] = &[
+    TaskPrompt {
         name: "passkey",
         prompt: Template(
             "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you \
@@ -57,7 +57,7 @@ const TASKS: &[Asked] = &[
         tokens: 15,
         metric: Metric::Integer,
     },
-    Asked {
+    TaskPrompt {
         name: "number_string",
         prompt: Template(
             "There is an important info hidden inside a lot of irrelevant text. Find it. I will quiz you about the important \
@@ -66,7 +66,7 @@ const TASKS: &[Asked] = &[
         tokens: 20,
         metric: Metric::Integer,
     },
-    Asked {
+    TaskPrompt {
         name: "kv_retrieval",
         prompt: Template(
             "Extract the value corresponding to the specified key in the JSON object below.\n\n{context}\n\n{input}",
@@ -74,13 +74,13 @@ const TASKS: &[Asked] = &[
         tokens: 80,
         metric: Metric::Word,
     },
-    Asked {
+    TaskPrompt {
         name: "longbook_sum_eng",
         prompt: Template("Summarize the book below.\n\n{context}\n\nSummary:"),
         tokens: 1200,
         metric: Metric::Rouge,
     },
-    Asked {
+    TaskPrompt {
         name: "longbook_choice_eng",
         prompt: Template(
             "Read the book and answer the question.\n\n{context}\n\nQuestion: {input}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\nThe \
@@ -89,7 +89,7 @@ const TASKS: &[Asked] = &[
         tokens: 40,
         metric: Metric::Letter,
     },
-    Asked {
+    TaskPrompt {
         name: "longbook_qa_eng",
         prompt: Template(
             "Read the book and answer the question. Be very concise in your answer.\n\n{context}\n\nQuestion: {input}\nAnswer:",
@@ -97,19 +97,19 @@ const TASKS: &[Asked] = &[
         tokens: 40,
         metric: Metric::F1,
     },
-    Asked {
+    TaskPrompt {
         name: "longbook_qa_chn",
         prompt: Template("阅读以下书籍然后回答问题。\n\n{context}\n\n问题：{input}\n答案："),
         tokens: 40,
         metric: Metric::F1OfCharacters,
     },
-    Asked {
+    TaskPrompt {
         name: "math_find",
         prompt: Template("{prefix}\n\n{context}\n\n{input}"),
         tokens: 5,
         metric: Metric::Number,
     },
-    Asked {
+    TaskPrompt {
         name: "math_calc",
         prompt: Template(
             "Let us calculate the intermediate values of an expression.\n\nExpression: 1 + 3 + 4\nValues: [1, 4, 8]\n\n\
@@ -118,7 +118,7 @@ const TASKS: &[Asked] = &[
         tokens: 30_000,
         metric: Metric::Numbers,
     },
-    Asked {
+    TaskPrompt {
         name: "code_run",
         prompt: Template(
             "There is a function called {func} in the following Python code.\n\n{context}\n\nPlease compute the exact value of \
@@ -127,7 +127,7 @@ const TASKS: &[Asked] = &[
         tokens: 10,
         metric: Metric::LastInteger,
     },
-    Asked {
+    TaskPrompt {
         name: "code_debug",
         prompt: Template(
             "Following is a Python code where exactly one of the functions/methods has a deliberate error that makes it \
@@ -136,7 +136,7 @@ const TASKS: &[Asked] = &[
         tokens: 10,
         metric: Metric::Letter,
     },
-    Asked {
+    TaskPrompt {
         name: "longdialogue_qa_eng",
         prompt: Template(
             "Below is a dialogue script where one random occurrence of a character name is replaced with \"$$MASK$$\", and you \
@@ -149,21 +149,25 @@ const TASKS: &[Asked] = &[
 ];
 
 /// A task that the benchmark does not have.
-const OTHER_TASK: Asked =
-    Asked { name: "", prompt: Template("{context}\n\n{input}"), tokens: ANSWER_TOKENS, metric: Metric::Any };
+const OTHER_TASK: TaskPrompt = TaskPrompt {
+    name: "",
+    prompt: Template("{context}\n\n{input}"),
+    tokens: BENCHMARK_ANSWER_TOKENS,
+    metric: Metric::Any,
+};
 /// The same with options.
-const OTHER_CHOICE: Asked = Asked {
+const OTHER_CHOICE: TaskPrompt = TaskPrompt {
     prompt: Template("{context}\n\n{input}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\nThe letter of the correct answer is"),
     metric: Metric::Letter,
     ..OTHER_TASK
 };
 
-pub(super) fn question(line: Line, task: &str) -> Result<PublishedQuestion, String> {
-    let Line { context, input, answer, options } = line;
+pub(super) fn question(line: InfiniteBenchLine, task: &str) -> Result<PublishedQuestion, String> {
+    let InfiniteBenchLine { context, input, answer, options } = line;
     let options = options.unwrap_or_default();
     let other = if options.is_empty() { &OTHER_TASK } else { &OTHER_CHOICE };
     let asked = TASKS.iter().find(|asked| asked.name == task).unwrap_or(other);
-    let mut gold: Vec<String> = answer.into_vec().into_iter().map(Text::into_string).collect();
+    let mut gold: Vec<String> = answer.into_vec().into_iter().map(AnswerText::into_string).collect();
     if asked.metric == Metric::Letter {
         gold = letters(&options, &gold)?;
     }

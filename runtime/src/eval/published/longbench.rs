@@ -5,14 +5,14 @@
 use serde::Deserialize;
 
 use super::{
-    given::{ANSWER_TOKENS, PublishedQuestion},
+    given::{BENCHMARK_ANSWER_TOKENS, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;
 
 /// A line of a data set.
 #[derive(Deserialize)]
-pub(super) struct Line {
+pub(super) struct LongBenchLine {
     context: String,
     #[serde(default)]
     input: String,
@@ -32,20 +32,20 @@ struct Set {
 }
 
 /// What a data set is asked with that the benchmark does not have.
-const OTHER: Set = Set {
+const OTHER_SET: Set = Set {
     name: "",
     prompt: Template("{context}\n\n{input}"),
-    tokens: ANSWER_TOKENS,
+    tokens: BENCHMARK_ANSWER_TOKENS,
     metric: |_| Metric::F1,
     chat: true,
 };
 
-pub(super) fn question(line: Line, file: &str) -> Result<PublishedQuestion, String> {
-    let Line { context, input, answers, dataset, all_classes } = line;
+pub(super) fn question(line: LongBenchLine, file: &str) -> Result<PublishedQuestion, String> {
+    let LongBenchLine { context, input, answers, dataset, all_classes } = line;
     let task = dataset.as_deref().unwrap_or(file);
     // LongBench-E's files are named so.
     let name = task.strip_suffix("_e").unwrap_or(task);
-    let set = SETS.iter().find(|set| set.name == name).unwrap_or(&OTHER);
+    let set = SETS.iter().find(|set| set.name == name).unwrap_or(&OTHER_SET);
     let mut record = set.prompt.record(task, &context, &[("input", &input)]);
     record.chat_template = set.chat;
     record.answer = answers.join(", ");
@@ -73,7 +73,7 @@ const SETS: &[Set] = &[
              provide any explanation.\n\nQuestion: {input}\n\nAnswer:",
         ),
         tokens: 128,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "qasper",
@@ -87,7 +87,7 @@ const SETS: &[Set] = &[
              or \"unanswerable\". Do not provide any explanation.\n\nQuestion: {input}\n\nAnswer:",
         ),
         tokens: 128,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "multifieldqa_en",
@@ -96,7 +96,7 @@ const SETS: &[Set] = &[
              above text, only give me the answer and do not output any other words.\n\nQuestion: {input}\nAnswer:",
         ),
         tokens: 64,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "multifieldqa_zh",
@@ -106,11 +106,11 @@ const SETS: &[Set] = &[
         ),
         tokens: 64,
         metric: |_| Metric::F1OfCharacters,
-        ..OTHER
+        ..OTHER_SET
     },
-    Set { name: "hotpotqa", prompt: PASSAGES, tokens: 32, ..OTHER },
-    Set { name: "2wikimqa", prompt: PASSAGES, tokens: 32, ..OTHER },
-    Set { name: "musique", prompt: PASSAGES, tokens: 32, ..OTHER },
+    Set { name: "hotpotqa", prompt: PASSAGES, tokens: 32, ..OTHER_SET },
+    Set { name: "2wikimqa", prompt: PASSAGES, tokens: 32, ..OTHER_SET },
+    Set { name: "musique", prompt: PASSAGES, tokens: 32, ..OTHER_SET },
     Set {
         name: "dureader",
         prompt: Template(
@@ -118,7 +118,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 128,
         metric: |_| Metric::RougeOfCharacters,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "gov_report",
@@ -128,7 +128,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 512,
         metric: |_| Metric::Rouge,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "qmsum",
@@ -139,7 +139,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 512,
         metric: |_| Metric::Rouge,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "multi_news",
@@ -149,7 +149,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 512,
         metric: |_| Metric::Rouge,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "vcsum",
@@ -158,7 +158,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 512,
         metric: |_| Metric::RougeOfCharacters,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "trec",
@@ -206,7 +206,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 32,
         metric: |_| Metric::Count,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "passage_retrieval_en",
@@ -217,7 +217,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 32,
         metric: |_| Metric::Count,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "passage_retrieval_zh",
@@ -227,7 +227,7 @@ const SETS: &[Set] = &[
         ),
         tokens: 32,
         metric: |_| Metric::Count,
-        ..OTHER
+        ..OTHER_SET
     },
     Set {
         name: "lcc",

@@ -3,11 +3,11 @@
 use serde::Deserialize;
 
 use super::{given::PublishedQuestion, template::parted};
-use crate::eval::{Metric, Record};
+use crate::eval::{EvalRecord, Metric};
 
 /// A line of `TASK/validation.jsonl`. Its length is that of RULER's tokenizer and is not looked at.
 #[derive(Deserialize)]
-pub(super) struct Line {
+pub(super) struct RulerLine {
     input: String,
     outputs: Vec<String>,
     /// Since 2025 apart from the input.
@@ -16,7 +16,7 @@ pub(super) struct Line {
 }
 
 /// How questions begin, how they are scored, most tokens of an answer. vt's tokens are doubled, as in `eval ruler`.
-const QUESTIONS: &[(&str, Metric, usize)] = &[
+const RULER_QUESTIONS: &[(&str, Metric, usize)] = &[
     ("\nWhat is the special magic ", Metric::All, 128),
     ("\nWhat are all the special magic ", Metric::All, 128),
     ("\nQuestion: Find all variables ", Metric::All, 60),
@@ -28,9 +28,10 @@ const QUESTIONS: &[(&str, Metric, usize)] = &[
 const OTHERS: &[&str] = &["\nQuestion:", "\n\n", "\n"];
 const OTHER_TOKENS: usize = 128;
 
-pub(super) fn question(line: Line, task: &str) -> Result<PublishedQuestion, String> {
-    let Line { input, outputs, answer_prefix } = line;
-    let known = QUESTIONS.iter().filter_map(|(begins, metric, tokens)| Some((input.rfind(begins)?, metric, *tokens)));
+pub(super) fn question(line: RulerLine, task: &str) -> Result<PublishedQuestion, String> {
+    let RulerLine { input, outputs, answer_prefix } = line;
+    let known =
+        RULER_QUESTIONS.iter().filter_map(|(begins, metric, tokens)| Some((input.rfind(begins)?, metric, *tokens)));
     let (at, metric, max_tokens) = match known.max_by_key(|(at, ..)| *at) {
         Some((at, metric, tokens)) => (at, metric.clone(), tokens),
         None => {
@@ -42,7 +43,7 @@ pub(super) fn question(line: Line, task: &str) -> Result<PublishedQuestion, Stri
     // The white space between the two belongs to neither.
     let context = input[..at].trim_end();
     let (separator, query) = parted(&input[context.len()..]);
-    let record = Record {
+    let record = EvalRecord {
         task: task.to_owned(),
         input_context: context.to_owned(),
         input_query: format!("{query}{answer_prefix}"),

@@ -2,7 +2,7 @@
 
 use asterism_models::QuerySeparator;
 
-use crate::eval::Record;
+use crate::eval::EvalRecord;
 
 /// A benchmark's prompt with `{context}` and other places to fill.
 #[derive(Clone, Copy, Debug)]
@@ -10,10 +10,10 @@ pub struct Template(pub &'static str);
 
 impl Template {
     /// A record of the prompt: the context is what stands before and at `{context}`, the white space behind it the separator.
-    pub fn record(self, task: &str, context: &str, fields: &[(&str, &str)]) -> Record {
+    pub fn record(self, task: &str, context: &str, fields: &[(&str, &str)]) -> EvalRecord {
         let (before, after) = self.0.split_once("{context}").expect("every prompt has its context");
         let (separator, query) = parted(after);
-        Record {
+        EvalRecord {
             task: task.to_owned(),
             input_context: filled(before, fields) + context,
             input_query: filled(query, fields),

@@ -21,7 +21,7 @@ fn one(name: &str, line: Value) -> PublishedQuestion {
 
 /// Context, separator and query of a record.
 fn parts(given: &PublishedQuestion) -> (&str, Option<String>, &str) {
-    let Record { input_context, input_query, query_separator, .. } = &given.record;
+    let EvalRecord { input_context, input_query, query_separator, .. } = &given.record;
     (input_context, query_separator.as_ref().map(ToString::to_string), input_query)
 }
 
@@ -148,7 +148,7 @@ fn longbenchs_data_sets_are_asked_and_scored_as_it_does() {
     assert_eq!(parts(&trec).1.as_deref(), Some("\n"));
     assert!(!trec.record.chat_template, "it goes on after examples");
     assert_eq!(trec.metric.score("Animal\nQuestion: Food", "", &trec.gold), 1.0);
-    for (set, said, gold, score) in [
+    for (set, stated, gold, score) in [
         ("passage_count", "7", "7", 1.0),
         ("passage_retrieval_en_e", "Paragraph 3 or 4", "Paragraph 3", 0.5),
         ("gov_report", "The same.", "The same.", 1.0),
@@ -157,7 +157,7 @@ fn longbenchs_data_sets_are_asked_and_scored_as_it_does() {
         ("somebodys", "Rome", "rome", 1.0),
     ] {
         let given = one("x.jsonl", longbench(set, "?", &[gold]));
-        assert!((given.metric.score(said, "", &given.gold) - score).abs() < 1e-6, "{set}");
+        assert!((given.metric.score(stated, "", &given.gold) - score).abs() < 1e-6, "{set}");
         assert!(given.record.input_context.contains("Passage 1:\nRome."), "{set}");
     }
 }
@@ -218,8 +218,8 @@ fn a_line_that_is_no_question_is_named_with_what_was_found() {
     ] {
         match read("q.jsonl", &[good.clone(), bad]).unwrap_err() {
             EvalError::Line { line: 2, reason: got, path } => {
-                let said = EvalError::Line { line: 2, reason: got, path }.to_string();
-                assert!(said.contains(reason) && said.contains("RULER (input, outputs)"), "{said}");
+                let stated = EvalError::Line { line: 2, reason: got, path }.to_string();
+                assert!(stated.contains(reason) && stated.contains("RULER (input, outputs)"), "{stated}");
             }
             other => panic!("{other}"),
         }

@@ -15,7 +15,7 @@ use super::{
 use crate::eval::EvalError;
 
 /// Who acts.
-pub(crate) const PEOPLE: [&str; 8] = ["Mary", "John", "Daniel", "Sandra", "Bill", "Fred", "Jeff", "Julie"];
+pub(crate) const ACTORS: [&str; 8] = ["Mary", "John", "Daniel", "Sandra", "Bill", "Fred", "Jeff", "Julie"];
 /// Where.
 pub(crate) const ROOMS: [&str; 9] =
     ["bathroom", "bedroom", "garden", "hallway", "kitchen", "office", "school", "cinema", "park"];
@@ -50,14 +50,14 @@ struct Told {
 impl Story {
     /// Tells a story; its facts stay in order, at random places of the prose.
     pub(crate) fn draft(self, rng: &mut StdRng, text: Option<&str>) -> Result<Draft, EvalError> {
-        let told = match self {
+        let reported = match self {
             Self::Person => person(rng),
             Self::Object => object(rng),
             Self::Before => before(rng),
             Self::Direction => direction(rng),
             Self::Gift => gift(rng),
         };
-        let facts: Vec<_> = depths(rng, told.facts.len()).into_iter().zip(told.facts).collect();
+        let facts: Vec<_> = depths(rng, reported.facts.len()).into_iter().zip(reported.facts).collect();
         let mut prose = Haystack::prose(rng, text)?;
         let context = move |units| {
             format!(
@@ -66,13 +66,13 @@ impl Story {
                 prose.hide(units, &facts)
             )
         };
-        let query = format!("Question: {} Answer:", told.question);
-        Ok(Draft { query, answer: Box::new(move |_| told.answer.to_owned()), context: Box::new(context) })
+        let query = format!("Question: {} Answer:", reported.question);
+        Ok(Draft { query, answer: Box::new(move |_| reported.answer.to_owned()), context: Box::new(context) })
     }
 }
 
 fn person(rng: &mut StdRng) -> Told {
-    let cast = some(rng, &PEOPLE, 2..=4);
+    let cast = some(rng, &ACTORS, 2..=4);
     let mut places: Vec<Option<&str>> = vec![None; cast.len()];
     let mut facts = Vec::new();
     for _ in 0..rng.random_range(2..=8) {
@@ -100,7 +100,7 @@ fn before(rng: &mut StdRng) -> Told {
 /// Somebody takes an object and carries it through `steps` rooms while others come and go. The facts, the object and
 /// its path.
 fn carried(rng: &mut StdRng, steps: usize) -> (Vec<String>, &'static str, Vec<&'static str>) {
-    let cast = some(rng, &PEOPLE, 2..=3);
+    let cast = some(rng, &ACTORS, 2..=3);
     let object = one(rng, &OBJECTS);
     let mut facts = Vec::new();
     let mut path = vec![go(rng, &mut facts, cast[0], None)];
@@ -135,7 +135,7 @@ fn direction(rng: &mut StdRng) -> Told {
 type Gift = (&'static str, &'static str, &'static str);
 
 fn gift(rng: &mut StdRng) -> Told {
-    let cast = some(rng, &PEOPLE, 3..=5);
+    let cast = some(rng, &ACTORS, 3..=5);
     let mut gifts: Vec<Gift> = Vec::new();
     for _ in 0..rng.random_range(1..=4) {
         let object = one(rng, &OBJECTS);

@@ -22,7 +22,7 @@ pub(crate) enum Hay {
 
 /// What a key or a value looks like.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NeedleKind {
     /// Two words.
     Words,
     /// Seven digits.
@@ -35,8 +35,8 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy)]
 pub(crate) struct Needles {
     pub(crate) hay: Hay,
-    pub(crate) key: Kind,
-    pub(crate) value: Kind,
+    pub(crate) key: NeedleKind,
+    pub(crate) value: NeedleKind,
     /// Keys hidden, asked for or not.
     pub(crate) keys: usize,
     /// Values of a key.
@@ -121,19 +121,19 @@ impl Needles {
     }
 
     fn singular(&self) -> &'static str {
-        if self.value == Kind::Uuid { "uuid" } else { "number" }
+        if self.value == NeedleKind::Uuid { "uuid" } else { "number" }
     }
 
     fn plural(&self) -> &'static str {
-        if self.value == Kind::Uuid { "uuids" } else { "numbers" }
+        if self.value == NeedleKind::Uuid { "uuids" } else { "numbers" }
     }
 }
 
-fn draw(rng: &mut StdRng, kind: Kind) -> String {
+fn draw(rng: &mut StdRng, kind: NeedleKind) -> String {
     match kind {
-        Kind::Number => rng.random_range(1_000_000..10_000_000).to_string(),
-        Kind::Uuid => uuid::Builder::from_random_bytes(rng.random()).into_uuid().to_string(),
-        Kind::Words => {
+        NeedleKind::Number => rng.random_range(1_000_000..10_000_000).to_string(),
+        NeedleKind::Uuid => uuid::Builder::from_random_bytes(rng.random()).into_uuid().to_string(),
+        NeedleKind::Words => {
             let (adjective, noun) = (rng.random_range(0..ADJECTIVES.len()), rng.random_range(0..NOUNS.len()));
             format!("{}-{}", ADJECTIVES[adjective], NOUNS[noun])
         }

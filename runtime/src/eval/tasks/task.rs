@@ -10,11 +10,11 @@ use super::{
     common,
     fit::fit,
     frequency,
-    needle::{Hay, Kind, Needles},
+    needle::{Hay, NeedleKind, Needles},
     retrieval::Retrieval,
     variable,
 };
-use crate::eval::{EvalError, HaystackSource, Record, tasks::draft::Draft};
+use crate::eval::{EvalError, EvalRecord, HaystackSource, tasks::draft::Draft};
 
 /// A task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,15 +164,22 @@ impl Task {
     }
 
     fn family(self) -> Family {
-        let one = Needles { hay: Hay::Prose, key: Kind::Words, value: Kind::Number, keys: 1, values: 1, queries: 1 };
+        let one = Needles {
+            hay: Hay::Prose,
+            key: NeedleKind::Words,
+            value: NeedleKind::Number,
+            keys: 1,
+            values: 1,
+            queries: 1,
+        };
         match self {
             Self::NiahSingle1 => Family::Needle(Needles { hay: Hay::Noise, ..one }),
             Self::NiahSingle2 => Family::Needle(one),
-            Self::NiahSingle3 => Family::Needle(Needles { value: Kind::Uuid, ..one }),
+            Self::NiahSingle3 => Family::Needle(Needles { value: NeedleKind::Uuid, ..one }),
             Self::NiahMultikey1 => Family::Needle(Needles { keys: 4, ..one }),
             Self::NiahMultikey2 => Family::Needle(Needles { hay: Hay::Needles, ..one }),
             Self::NiahMultikey3 => {
-                Family::Needle(Needles { hay: Hay::Needles, key: Kind::Uuid, value: Kind::Uuid, ..one })
+                Family::Needle(Needles { hay: Hay::Needles, key: NeedleKind::Uuid, value: NeedleKind::Uuid, ..one })
             }
             Self::NiahMultivalue => Family::Needle(Needles { values: 4, ..one }),
             Self::NiahMultiquery => Family::Needle(Needles { keys: 4, queries: 4, ..one }),
@@ -239,7 +246,7 @@ pub fn generate(
     seed: u64,
     count: &dyn Fn(&str) -> usize,
     text: Option<&str>,
-) -> Result<Record, EvalError> {
+) -> Result<EvalRecord, EvalError> {
     make(task, &Recipe { tokens, reserve: None, seed, text }, count)
 }
 
@@ -247,7 +254,7 @@ pub fn generate(
 ///
 /// # Errors
 /// As [`generate`].
-pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<EvalRecord, EvalError> {
     let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream(task.name()));
     let draft = match task.family() {
         Family::Needle(needles) => needles.draft(&mut rng, recipe.text, None)?,
@@ -258,19 +265,19 @@ pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> R
         Family::Retrieval(retrieval) => retrieval.draft(&mut rng),
     };
     let record = sized(task.name(), draft, recipe, count)?;
-    Ok(Record { haystack: task.needs_prose().then_some(recipe.source()), ..record })
+    Ok(EvalRecord { haystack: task.needs_prose().then_some(recipe.source()), ..record })
 }
 
 /// RULER's needle in prose (`niah_single_2`) at `depth`, from 0 (first) to 1 (last).
 ///
 /// # Errors
 /// As [`generate`].
-pub fn make_at_depth(depth: f64, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+pub fn make_at_depth(depth: f64, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<EvalRecord, EvalError> {
     let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream("niah") ^ depth.to_bits());
     let Family::Needle(needles) = Task::NiahSingle2.family() else { unreachable!("niah_single_2 is a needle") };
     let draft = needles.draft(&mut rng, recipe.text, Some(depth))?;
     let record = sized("niah", draft, recipe, count)?;
-    Ok(Record { haystack: Some(recipe.source()), ..record })
+    Ok(EvalRecord { haystack: Some(recipe.source()), ..record })
 }
 
 /// The largest record of a draft that the recipe allows.
@@ -279,7 +286,7 @@ pub(crate) fn sized(
     mut draft: Draft,
     recipe: &Recipe<'_>,
     count: &dyn Fn(&str) -> usize,
-) -> Result<Record, EvalError> {
+) -> Result<EvalRecord, EvalError> {
     let beside = recipe.reserve.map_or(0, |reserve| reserve + count(&draft.query));
     let units = fit(recipe.tokens.saturating_sub(beside), |units| count(&(draft.context)(units)));
     let units = units.map_err(|least| EvalError::TooFewTokens {
@@ -288,7 +295,7 @@ pub(crate) fn sized(
         tokens: recipe.tokens,
     })?;
     let input_context = (draft.context)(units);
-    Ok(Record {
+    Ok(EvalRecord {
         task: task.to_owned(),
         context_tokens: count(&input_context),
         input_context,

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// An agent tied to its supervisor.
-pub struct Tie {
+pub struct SupervisorTie {
     orders: Orders,
     exits: mpsc::UnboundedReceiver<HostExit>,
     /// Where exits go, by host.
@@ -24,7 +24,7 @@ pub struct Tie {
     ordered: mpsc::UnboundedReceiver<NodeOrder>,
 }
 
-impl Tie {
+impl SupervisorTie {
     /// Joins the supervisor at `listen` once for each node that `hosts` are on.
     pub fn new(
         cluster: &Cluster,
@@ -63,7 +63,7 @@ impl Tie {
     pub async fn hold(mut self) -> Result<(), CliError> {
         loop {
             tokio::select! {
-                Some(exit) = self.exits.recv() => self.tell(exit),
+                Some(exit) = self.exits.recv() => self.report(exit),
                 order = self.ordered.recv() => match order {
                     Some(NodeOrder::Kill { host, start }) => self.orders.kill(&host, start),
                     Some(NodeOrder::Refused { reason }) => {
@@ -76,7 +76,7 @@ impl Tie {
         }
     }
 
-    fn tell(&self, exit: HostExit) {
+    fn report(&self, exit: HostExit) {
         log(&exit);
         let restarting = exit.restarting();
         let HostExit { host, start, mut cause, fate } = exit;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 pub const VERB: &str = "render-template";
 
 /// Address space of a process, and so many bytes more for each byte that it is asked with.
-pub(crate) const MEMORY: u64 = 1 << 30;
+pub(crate) const RENDERER_MEMORY_BYTES: u64 = 1 << 30;
 
 pub(crate) const MEMORY_A_BYTE: u64 = 24;
 

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{MEMORY, MEMORY_A_BYTE, VERB, write};
+use super::{MEMORY_A_BYTE, RENDERER_MEMORY_BYTES, VERB, write};
 
 /// Time for a rendering, and so many bytes that it is asked with for each second more.
 const MOST_RENDER_SECONDS: u64 = 10;
@@ -27,7 +27,7 @@ pub struct Resident {
 }
 
 /// Why a process gave no answer; it is no more.
-pub enum Ended {
+pub enum RenderFailure {
     /// It took more than a template may.
     Limit(String),
     /// Something else ended it.
@@ -50,7 +50,7 @@ impl Resident {
     }
 
     /// Asks for a rendering, and ends the process that takes too long.
-    pub fn ask(&mut self, asked: &[u8]) -> Result<Vec<u8>, Ended> {
+    pub fn ask(&mut self, asked: &[u8]) -> Result<Vec<u8>, RenderFailure> {
         let seconds = MOST_RENDER_SECONDS + asked.len() as u64 / BYTES_A_SECOND;
         let pid = Pid::from_child(&self.child);
         let (answered, waited) = mpsc::channel::<()>();
@@ -65,7 +65,7 @@ impl Resident {
             (answer, watch.join().expect("it only waits"))
         });
         answer.map_err(|error| match late {
-            true => Ended::Limit(format!("it takes more than {seconds} s")),
+            true => RenderFailure::Limit(format!("it takes more than {seconds} s")),
             false => self.ended(&error, asked.len() as u64),
         })
     }
@@ -84,16 +84,17 @@ impl Resident {
     }
 
     /// Why it is no more: it aborts when it gets no memory, and its stack ends where calls within calls do.
-    fn ended(&mut self, error: &io::Error, asked: u64) -> Ended {
+    fn ended(&mut self, error: &io::Error, asked: u64) -> RenderFailure {
         let _ = self.child.kill();
         let status = self.child.wait();
         let aborted = |status: &ExitStatus| matches!(status.signal(), Some(6 | 11));
         match status {
-            Ok(status) if aborted(&status) => {
-                Ended::Limit(format!("it takes more than {} MiB", (MEMORY + MEMORY_A_BYTE * asked) >> 20))
-            }
-            Ok(status) => Ended::Otherwise(format!("{error}; {status}")),
-            Err(waiting) => Ended::Otherwise(format!("{error}; {waiting}")),
+            Ok(status) if aborted(&status) => RenderFailure::Limit(format!(
+                "it takes more than {} MiB",
+                (RENDERER_MEMORY_BYTES + MEMORY_A_BYTE * asked) >> 20
+            )),
+            Ok(status) => RenderFailure::Otherwise(format!("{error}; {status}")),
+            Err(waiting) => RenderFailure::Otherwise(format!("{error}; {waiting}")),
         }
     }
 }

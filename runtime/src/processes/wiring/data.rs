@@ -21,7 +21,7 @@ use crate::{
 };
 
 #[cfg(feature = "ucx")]
-use asterism_transport::ucx::{MEMORY, UcxConfig, UcxTransport};
+use asterism_transport::ucx::{SHARED_MEMORY, UcxConfig, UcxTransport};
 
 /// How long a thread of a process that has a core to itself looks for the next frame before it sleeps: longer than a query host
 /// computes between two layers of a small model.
@@ -141,15 +141,15 @@ fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
         [] => interfaces_of(host.address.ip()),
         named => named.to_vec(),
     };
-    let transports = memory_alone(cluster).then(|| MEMORY.to_owned());
+    let transports = memory_alone(cluster).then(|| SHARED_MEMORY.to_owned());
     UcxConfig { transports, interfaces, silence: cluster.liveness.dead_after, ..UcxConfig::default() }
 }
 
 /// Whether UCX is to take no network, since nobody said of one that it may: its ports take what comes from anybody.
 pub fn memory_alone(cluster: &Cluster) -> bool {
-    let said = !cluster.data.interfaces.is_empty() || env::var_os("UCX_TLS").is_some();
+    let stated = !cluster.data.interfaces.is_empty() || env::var_os("UCX_TLS").is_some();
     let one_node = cluster.hosts.windows(2).all(|pair| pair[0].node == pair[1].node);
-    !said && (cluster.data.transport == DataTransport::Auto || one_node)
+    !stated && (cluster.data.transport == DataTransport::Auto || one_node)
 }
 
 /// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it: what it

@@ -9,7 +9,7 @@ use asterism_transport::{
 };
 
 use crate::{
-    certificates::{credentials, members::Named, rotation::Rotation},
+    certificates::{credentials, members::NamedMember, rotation::Rotation},
     cluster::Cluster,
     error::{CliError, Exit},
 };
@@ -30,13 +30,13 @@ pub(crate) fn counted(transport: &'static str) -> Arc<dyn Observer> {
 /// Listens as a member, whose certificates are followed from then on.
 pub(crate) fn bind(
     cluster: &Cluster,
-    member: Named<'_>,
+    member: NamedMember<'_>,
     (listen, lanes): (SocketAddr, u16),
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<QuicTransport>, CliError> {
     let rotation = Rotation::new(cluster, member);
     let security = credentials::load(cluster, member)?;
-    credentials::tell_end(member, &security);
+    credentials::log_certificate_end(member, &security);
     let mut config = QuicConfig::new(listen, security);
     config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;

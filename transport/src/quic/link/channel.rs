@@ -20,7 +20,7 @@ use crate::{
         lanes::MOST_LANES,
         peer::{
             Peer,
-            stripes::{self, Piece},
+            stripes::{self, PayloadPiece},
         },
     },
 };
@@ -199,7 +199,7 @@ impl QuicReceiver {
         self.parted += 1;
         for (lane, (place, bytes)) in places.into_iter().enumerate() {
             let (full, missing) = oneshot::channel();
-            self.peer.stripes.expect(at, lane, Piece { place, bytes, full });
+            self.peer.stripes.expect(at, lane, PayloadPiece { place, bytes, full });
             self.missing.push_back(missing);
         }
     }

@@ -16,7 +16,7 @@ use crate::signal::lock;
 const KEY_BYTES: usize = 16;
 
 /// A part of a payload on its way in: its place in the frame's buffer, and who is told once it is full.
-pub(crate) struct Piece {
+pub(crate) struct PayloadPiece {
     pub place: BytesMut,
     pub bytes: usize,
     pub full: oneshot::Sender<BytesMut>,
@@ -42,13 +42,13 @@ struct State {
     newest: [Option<u64>; 2],
     pieces: HashMap<Key, Meeting>,
     /// Pieces whose lane is lost, until the link is: that says why.
-    lost: Vec<Piece>,
+    lost: Vec<PayloadPiece>,
 }
 
 /// A piece and the stream that brings it, whichever came first.
 enum Meeting {
-    Place(Piece),
-    Stream(oneshot::Sender<Piece>),
+    Place(PayloadPiece),
+    Stream(oneshot::Sender<PayloadPiece>),
 }
 
 impl Stripes {
@@ -98,7 +98,7 @@ impl Stripes {
     }
 
     /// `piece` waits for the stream of a lane.
-    pub fn expect(&self, (channel, frame): (StreamId, u64), lane: usize, piece: Piece) {
+    pub fn expect(&self, (channel, frame): (StreamId, u64), lane: usize, piece: PayloadPiece) {
         let mut state = lock(&self.state);
         let at = (key(channel, frame), lane);
         match state.pieces.remove(&at) {
@@ -109,7 +109,7 @@ impl Stripes {
     }
 
     /// The piece that a stream of a lane brings; `None` where nobody waits for it any more.
-    fn claim(&self, key: [u8; KEY_BYTES], lane: usize) -> Option<oneshot::Receiver<Piece>> {
+    fn claim(&self, key: [u8; KEY_BYTES], lane: usize) -> Option<oneshot::Receiver<PayloadPiece>> {
         let mut state = lock(&self.state);
         let (found, place) = oneshot::channel();
         match state.pieces.remove(&(key, lane)) {

@@ -15,7 +15,7 @@ pub(crate) struct Loopback {
 
 impl ControllerFactory for Loopback {
     fn build(self: Arc<Self>, now: Instant, _: u16) -> Box<dyn Controller> {
-        Box::new(Window { bounds: *self, bytes: self.initial(), halved: now })
+        Box::new(LoopbackWindow { bounds: *self, bytes: self.initial(), halved: now })
     }
 }
 
@@ -30,14 +30,14 @@ impl Loopback {
 }
 
 #[derive(Clone, Debug)]
-struct Window {
+struct LoopbackWindow {
     bounds: Loopback,
     bytes: u64,
     /// When it was halved last: the loss of what was sent before then says nothing new.
     halved: Instant,
 }
 
-impl Controller for Window {
+impl Controller for LoopbackWindow {
     fn on_end_acks(&mut self, _: Instant, _: u64, is_idle: bool, _: Option<u64>) {
         if !is_idle {
             self.bytes = (self.bytes + self.bounds.step).min(self.bounds.initial());

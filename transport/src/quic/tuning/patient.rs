@@ -29,11 +29,16 @@ pub(crate) struct Patient(pub Arc<CubicConfig>);
 
 impl ControllerFactory for Patient {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
-        Box::new(Window { cubic: self.0.clone().build(now, mtu), acknowledged: 0, lost: 0, waits: Waits::default() })
+        Box::new(PatientWindow {
+            cubic: self.0.clone().build(now, mtu),
+            acknowledged: 0,
+            lost: 0,
+            waits: Waits::default(),
+        })
     }
 }
 
-struct Window {
+struct PatientWindow {
     cubic: Box<dyn Controller>,
     /// Bytes of the last window or two, and those of them that did not arrive.
     acknowledged: u64,
@@ -64,7 +69,7 @@ impl Waits {
     }
 }
 
-impl Window {
+impl PatientWindow {
     fn acknowledge(&mut self, bytes: u64) {
         self.acknowledged += bytes;
         self.forget();
@@ -79,7 +84,7 @@ impl Window {
     }
 }
 
-impl Controller for Window {
+impl Controller for PatientWindow {
     fn on_sent(&mut self, now: Instant, bytes: u64, last: u64) {
         self.cubic.on_sent(now, bytes, last);
     }
@@ -140,7 +145,7 @@ mod tests {
         let mut cubic = CubicConfig::default();
         cubic.initial_window(256 << 10);
         let cubic = Arc::new(cubic).build(start, SENT as u16);
-        let mut window = Window { cubic, acknowledged: 0, lost: 0, waits: Waits::default() };
+        let mut window = PatientWindow { cubic, acknowledged: 0, lost: 0, waits: Waits::default() };
         let [rtt, least] = [100, least].map(Duration::from_millis);
         window.waits.note((SENT, window.window()), rtt, least);
         let before = window.window() as f64;

@@ -34,10 +34,10 @@ pub(crate) unsafe fn print(context: sys::ucp_context_h) -> String {
         return String::new();
     }
     // SAFETY: the closed file has left that many bytes there.
-    let said = String::from_utf8_lossy(unsafe { slice::from_raw_parts(text.cast::<u8>(), length) }).into_owned();
+    let stated = String::from_utf8_lossy(unsafe { slice::from_raw_parts(text.cast::<u8>(), length) }).into_owned();
     // SAFETY: the memory is ours, and freed once.
     unsafe { free(text.cast()) };
-    said
+    stated
 }
 
 /// Transports with their devices, in order, from what is printed: `# resource 4  :  md 3  dev 2  flags -- tcp/eth0`.
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn what_is_found_is_told_by_transport_and_device() {
-        let said = "# UCP context\n#     component 2 : tcp\n# resource 0  :  md 0  dev 0  flags -- self/memory\n\
+        let stated = "# UCP context\n#     component 2 : tcp\n# resource 0  :  md 0  dev 0  flags -- self/memory\n\
                     # resource 1  :  md 1  dev 1  flags -- tcp/lo\n# resource 2  :  md 2  dev 0  flags -- posix/memory\n";
-        assert_eq!(resources(said), ["posix/memory", "tcp/lo"]);
+        assert_eq!(resources(stated), ["posix/memory", "tcp/lo"]);
         let config = UcxConfig { transports: Some("tcp,posix".into()), ..UcxConfig::default() };
         let found = Context::new(&config).expect("every host has both").found();
         assert!(found.iter().any(|name| name == "posix/memory"), "{found:?}");

@@ -14,11 +14,11 @@ use crate::{
     frame::codec::{self, Lengths},
     signal::lock,
     ucx::{
-        channel::{Item, Settled, Shared},
-        core::parting::Landed,
-        message::{Kind, Message, Piece},
+        channel::{Item, Settled, SharedChannel},
+        core::parting::ReceivedFrame,
+        message::{Kind, Message, MessagePiece},
         windows::{Charge, weight},
-        worker::{Arrival, fetch::Landing},
+        worker::{Arrival, fetch::ReceiveTarget},
     },
 };
 
@@ -27,7 +27,7 @@ const ANSWERS: usize = 1024;
 
 impl Core {
     /// Takes a message of the peer; says whether somebody may have waited for it.
-    pub fn arrived(self: &Arc<Self>, message: Message, piece: Option<Piece<'_>>, body: Arrival<'_>) -> bool {
+    pub fn arrived(self: &Arc<Self>, message: Message, piece: Option<MessagePiece<'_>>, body: Arrival<'_>) -> bool {
         let Message { kind, channel, number } = message;
         if self.refused.load(Ordering::Relaxed) {
             return false;
@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Takes a frame, or the announcement of one.
-    fn take(self: &Arc<Self>, channel: &Arc<Shared>, place: u64, piece: Piece<'_>, body: Arrival<'_>) {
+    fn take(self: &Arc<Self>, channel: &Arc<SharedChannel>, place: u64, piece: MessagePiece<'_>, body: Arrival<'_>) {
         let read = codec::decode_header(piece.frame).and_then(|(header, lengths)| {
             let beside = piece.meta.len();
             if (beside == 0 || beside == lengths.meta) && beside + body.len() == lengths.meta + lengths.payload {
@@ -123,16 +123,16 @@ impl Core {
                 landing.meta.extend_from_slice(piece.meta);
                 landing.meta.extend_from_slice(meta);
                 landing.payload.iter_mut().for_each(|buffer| buffer.append(payload));
-                self.landed(channel, place, Landed { header, landing, charge });
+                self.landed(channel, place, ReceivedFrame { header, landing, charge });
             }
             Arrival::Announced(announced) => {
                 let (core, channel, bytes) = (self.clone(), channel.clone(), announced.length as u64);
                 self.fetching.fetch_add(bytes, Ordering::Relaxed);
-                let fetched = move |landing: Result<Landing, &'static str>| {
+                let fetched = move |landing: Result<ReceiveTarget, &'static str>| {
                     core.fetching.fetch_sub(bytes, Ordering::Relaxed);
                     core.note_arrival();
                     match landing {
-                        Ok(landing) => core.landed(&channel, place, Landed { header, landing, charge }),
+                        Ok(landing) => core.landed(&channel, place, ReceivedFrame { header, landing, charge }),
                         Err(cause) => core.met.failure.set(cause),
                     }
                 };
@@ -144,27 +144,32 @@ impl Core {
     }
 
     /// Counts so many bytes as this side's to hold, and says whether somebody may read them; the error says why they are too many.
-    pub(crate) fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
+    pub(crate) fn admit(&self, channel: &SharedChannel, bytes: u64) -> Result<(Charge, bool), &'static str> {
         let is_read = channel.admit(bytes, self.met.windows.of_channel());
         let is_read = is_read.ok_or("the peer sends more than the window lets it")?;
         Ok((self.met.windows.admit(bytes)?, is_read))
     }
 
-    pub(crate) fn landing(&self, lengths: &Lengths) -> Landing {
-        Landing {
+    pub(crate) fn landing(&self, lengths: &Lengths) -> ReceiveTarget {
+        ReceiveTarget {
             meta: self.buffers.meta(lengths.meta).unwrap_or_else(|| AlignedVec::with_capacity(lengths.meta).into()),
             payload: (lengths.payload > 0).then(|| self.buffers.take(lengths.payload)),
             lengths: *lengths,
         }
     }
 
-    pub(crate) fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
-        let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.lend(buffer));
+    pub(crate) fn landed(
+        &self,
+        channel: &Arc<SharedChannel>,
+        place: u64,
+        ReceivedFrame { header, landing, charge }: ReceivedFrame,
+    ) {
+        let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.share(buffer));
         let frame = Frame::new(header, landing.meta, payload);
         self.land(channel, place, Item::Frame(frame, charge));
     }
 
-    fn land(&self, channel: &Arc<Shared>, place: u64, item: Item) {
+    fn land(&self, channel: &Arc<SharedChannel>, place: u64, item: Item) {
         match channel.land(place, item) {
             Settled::Kept => {}
             // Where nobody reads, it was given up at once.

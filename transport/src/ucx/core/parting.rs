@@ -9,10 +9,10 @@ use crate::{
     FrameHeader,
     frame::{HEADER_BYTES, codec},
     ucx::{
-        channel::Shared,
-        message::{MOST_PARTS, PART, Piece},
+        channel::SharedChannel,
+        message::{MOST_PARTS, MessagePiece, PART},
         windows::Charge,
-        worker::fetch::Landing,
+        worker::fetch::ReceiveTarget,
     },
 };
 
@@ -31,13 +31,13 @@ pub(crate) fn parts_of(payload: usize) -> u8 {
 
 /// A frame of which some parts have come.
 pub(crate) struct Begun {
-    pub(crate) channel: Arc<Shared>,
+    pub(crate) channel: Arc<SharedChannel>,
     pub(crate) place: u64,
     pub(crate) first_bytes: [u8; HEADER_BYTES],
     pub(crate) parts: u8,
     /// A bit for each part that is to come.
     pub(crate) missing: u64,
-    pub(crate) landed: Landed,
+    pub(crate) landed: ReceivedFrame,
 }
 
 /// All such frames of a link.
@@ -46,7 +46,7 @@ pub(crate) struct Parting(pub(super) Mutex<Vec<Begun>>);
 
 impl Begun {
     /// Puts a part where it belongs; nothing where it is none of this frame.
-    pub(crate) fn add(&mut self, piece: &Piece<'_>, body: &[u8]) -> Option<()> {
+    pub(crate) fn add(&mut self, piece: &MessagePiece<'_>, body: &[u8]) -> Option<()> {
         let lengths = self.landed.landing.lengths;
         let bit = 1 << piece.part;
         let Range { start, end } = codec::cut(lengths.payload, piece.parts.into()).nth(piece.part.into())?;
@@ -63,8 +63,8 @@ impl Begun {
 }
 
 /// A frame that is here.
-pub(crate) struct Landed {
+pub(crate) struct ReceivedFrame {
     pub header: FrameHeader,
-    pub landing: Landing,
+    pub landing: ReceiveTarget,
     pub charge: Charge,
 }

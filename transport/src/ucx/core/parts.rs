@@ -1,13 +1,13 @@
 //! Frames whose payload goes in parts, which are short enough that UCX keeps none of them: each is copied once on each side, the
 //! next written while one is read, and each goes to its place in the frame's buffer as it comes, in whatever order.
 
-use super::{Core, parting::Landed};
+use super::{Core, parting::ReceivedFrame};
 use crate::{
     frame::codec,
     signal::lock,
     ucx::{
         core::parting::{Begun, MOST_BEGUN},
-        message::Piece,
+        message::MessagePiece,
         windows::weight,
         worker::Arrival,
     },
@@ -15,7 +15,7 @@ use crate::{
 
 impl Core {
     /// Takes a part of a frame; says whether the frame is whole now.
-    pub(crate) fn take_part(&self, channel: u64, place: u64, piece: Piece<'_>, body: Arrival<'_>) -> bool {
+    pub(crate) fn take_part(&self, channel: u64, place: u64, piece: MessagePiece<'_>, body: Arrival<'_>) -> bool {
         let mut begun = lock(&self.parting.0);
         let known = begun.iter().rposition(|begun| begun.place == place && begun.channel.id == channel);
         let index = known.unwrap_or(begun.len());
@@ -51,7 +51,7 @@ impl Core {
         &self,
         begun: usize,
         (channel, place): (u64, u64),
-        piece: &Piece<'_>,
+        piece: &MessagePiece<'_>,
     ) -> Result<Begun, Option<&'static str>> {
         let channel = self.known_or_new(channel).ok_or(None)?;
         if begun >= MOST_BEGUN {
@@ -60,7 +60,7 @@ impl Core {
         let (header, lengths) =
             codec::decode_header(piece.frame).map_err(|_| Some("the peer sends parts of what is no frame"))?;
         let (charge, _) = self.admit(&channel, weight(lengths.meta, lengths.payload))?;
-        let landed = Landed { header, landing: self.landing(&lengths), charge };
+        let landed = ReceivedFrame { header, landing: self.landing(&lengths), charge };
         let (first_bytes, parts) = (*piece.frame, piece.parts);
         Ok(Begun { channel, place, first_bytes, parts, missing: u64::MAX >> (64 - u32::from(parts)), landed })
     }

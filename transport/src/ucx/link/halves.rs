@@ -10,21 +10,21 @@ use crate::{
     frame::codec,
     signal::lock,
     ucx::{
-        channel::{Shared, keep, weigh},
+        channel::{SharedChannel, keep, weigh},
         core::Core,
         message::{Kind, Message},
     },
 };
 
 /// A channel's two halves, for its user.
-pub(crate) fn halves(shared: Arc<Shared>, link: &Arc<Held>) -> Channel {
+pub(crate) fn halves(shared: Arc<SharedChannel>, link: &Arc<HeldLink>) -> Channel {
     let sender = UcxSender { shared: shared.clone(), link: link.clone() };
     Channel { sender: Box::new(sender), receiver: Box::new(UcxReceiver { shared, link: link.clone() }) }
 }
 
 pub(crate) struct UcxSender {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) link: Arc<Held>,
+    pub(crate) shared: Arc<SharedChannel>,
+    pub(crate) link: Arc<HeldLink>,
 }
 
 impl FrameSender for UcxSender {
@@ -51,8 +51,8 @@ impl Drop for UcxSender {
 }
 
 pub(crate) struct UcxReceiver {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) link: Arc<Held>,
+    pub(crate) shared: Arc<SharedChannel>,
+    pub(crate) link: Arc<HeldLink>,
 }
 
 impl FrameReceiver for UcxReceiver {
@@ -84,9 +84,9 @@ impl Drop for UcxReceiver {
     }
 }
 
-impl Shared {
+impl SharedChannel {
     /// The place and the permission for a frame of so many bytes.
-    fn poll_room(&self, cx: &mut Context<'_>, link: &Held, bytes: u64) -> Poll<Result<u64, TransportError>> {
+    fn poll_room(&self, cx: &mut Context<'_>, link: &HeldLink, bytes: u64) -> Poll<Result<u64, TransportError>> {
         let mut outbox = lock(&self.outbox);
         if let Some(error) = link.core.ended() {
             return Poll::Ready(Err(error));
@@ -104,7 +104,7 @@ impl Shared {
     }
 
     /// The next frame, and what the peer is to be told of what was read.
-    fn poll_frame(&self, cx: &mut Context<'_>, link: &Held) -> Poll<Result<Option<Frame>, TransportError>> {
+    fn poll_frame(&self, cx: &mut Context<'_>, link: &HeldLink) -> Poll<Result<Option<Frame>, TransportError>> {
         let mut inbox = lock(&self.inbox);
         if let Some(error) = link.core.ended() {
             return Poll::Ready(Err(error));
@@ -131,11 +131,11 @@ impl Shared {
 }
 
 /// A link as its user and the user's channels hold it; it ends with the last of them.
-pub(crate) struct Held {
+pub(crate) struct HeldLink {
     pub core: Arc<Core>,
 }
 
-impl Drop for Held {
+impl Drop for HeldLink {
     fn drop(&mut self) {
         self.core.close("");
     }

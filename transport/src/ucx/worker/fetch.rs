@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Where the body of a frame goes: memory with room for what is to come, and how long each part will be.
-pub(crate) struct Landing {
+pub(crate) struct ReceiveTarget {
     pub meta: Meta,
     /// None where there is no payload.
     pub payload: Option<Buffer>,
@@ -19,10 +19,10 @@ pub(crate) struct Landing {
 }
 
 /// What becomes of a fetch: the filled buffers, or UCX's words.
-pub(crate) type Fetched = Box<dyn FnOnce(Result<Landing, &'static str>) + Send>;
+pub(crate) type Fetched = Box<dyn FnOnce(Result<ReceiveTarget, &'static str>) + Send>;
 
 /// A body that waits at the peer.
-pub(crate) struct Announced<'a> {
+pub(crate) struct AnnouncedBody<'a> {
     descriptor: *mut c_void,
     pub length: usize,
     /// The descriptor is only known to be valid while the handler runs.
@@ -31,18 +31,18 @@ pub(crate) struct Announced<'a> {
 
 struct Fetch {
     parts: [sys::ucp_dt_iov; 2],
-    landing: Landing,
+    landing: ReceiveTarget,
     fetched: Fetched,
     worker: Arc<Worker>,
 }
 
-impl Announced<'_> {
+impl AnnouncedBody<'_> {
     pub(crate) fn new(descriptor: *mut c_void, length: usize) -> Self {
         Self { descriptor, length, handler: PhantomData }
     }
 
     /// Brings the body. `fetched` may run before this returns, or much later from whoever drives the worker.
-    pub fn fetch(self, worker: &Arc<Worker>, mut landing: Landing, fetched: Fetched) {
+    pub fn fetch(self, worker: &Arc<Worker>, mut landing: ReceiveTarget, fetched: Fetched) {
         let Lengths { payload, .. } = landing.lengths;
         // A meta that came before is not in the body.
         let meta = landing.lengths.meta - landing.meta.len();

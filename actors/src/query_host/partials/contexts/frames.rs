@@ -1,26 +1,26 @@
 //! The frames of context hosts, taken in: answers, and shards that are handed over.
 
-use asterism_kernels::{Backend, Lent};
-use asterism_transport::{Frame, FrameKind, Handed};
+use asterism_kernels::{Backend, Exported};
+use asterism_transport::{Frame, FrameKind, LocalValue};
 
-use super::{Attachment, Contexts};
+use super::{Attachment, JobContexts};
 use crate::query_host::partials::{
     answers::{self, Answer, AnswerError},
-    asked::{self, Asked},
     gather,
+    layer_step::{self, LayerStep},
 };
 use crate::{
     handing::ShardsHere,
     messages::{Admitted, PartialsAnswer, WireMessage, are_of},
 };
 
-impl<B: Backend> Contexts<B> {
+impl<B: Backend> JobContexts<B> {
     /// Takes in a frame's answers; the error is what is wrong with all of it.
     pub(super) fn read(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
         if frame.header.kind == FrameKind::Control {
             return self.admitted(line, frame);
         }
-        let (step, layer) = asked::step_and_layer(frame.header.correlation);
+        let (step, layer) = layer_step::step_and_layer(frame.header.correlation);
         let read = answers::read(frame, self.decoder.config().heads.packed_row())?;
         for Answer { attachment, rows, answer, range } in read.parts {
             // What was detached meanwhile is not waited for.
@@ -35,7 +35,7 @@ impl<B: Backend> Contexts<B> {
                 PartialsAnswer::Groups(groups) if are_of(&groups, expected) => groups,
                 PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: expected.clone(), got }),
                 PartialsAnswer::Failed { host, cause } => {
-                    self.apply(job, gather::Event::Broke { channel, host, wrong: false, cause }, None);
+                    self.apply(job, gather::GatherEvent::Broke { channel, host, wrong: false, cause }, None);
                     continue;
                 }
             };
@@ -44,10 +44,10 @@ impl<B: Backend> Contexts<B> {
                 Some(part) if self.asked.parts[part].rows.len() != rows => {
                     Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
                 }
-                Some(_) => match frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
-                    Some(lent) => {
+                Some(_) => match frame.handed.as_ref().and_then(|handed| handed.get::<Exported<B>>()) {
+                    Some(exported) => {
                         let start = range.start / self.decoder.config().heads.packed_row();
-                        Ok(Some(Asked::lent(&groups, (&lent, start), rows)))
+                        Ok(Some(LayerStep::exported(&groups, (&exported, start), rows)))
                     }
                     None => self.asked.partials(&groups, (&read.values, range)).map(Some),
                 },
@@ -56,11 +56,11 @@ impl<B: Backend> Contexts<B> {
                 Ok(answers) => {
                     let mut shards = groups.concat();
                     shards.sort_unstable_by_key(|shard| shard.block);
-                    self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
+                    self.apply(job, gather::GatherEvent::Answer { channel, step, layer, shards }, answers);
                 }
                 Err(wrong) => {
                     let (host, cause) = (None, wrong.to_string());
-                    self.apply(job, gather::Event::Broke { channel, host, wrong: true, cause }, None);
+                    self.apply(job, gather::GatherEvent::Broke { channel, host, wrong: true, cause }, None);
                 }
             }
         }
@@ -76,7 +76,7 @@ impl<B: Backend> Contexts<B> {
             return Err(AnswerError::OfAnother { attachment });
         }
         let handed = frame.handed.as_ref().filter(|_| self.on_devices.0);
-        self.here.take(attachment, handed.and_then(Handed::get::<ShardsHere<B>>));
+        self.local_shards.take(attachment, handed.and_then(LocalValue::get::<ShardsHere<B>>));
         Ok(())
     }
 }

@@ -40,13 +40,13 @@ impl HostAdmission<'_> {
     ) -> Result<Decided, JobError> {
         let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
         let role = self.hosts.at(host).spec.role;
-        let heir = |other: &HostRecord| {
+        let migration_target = |other: &HostRecord| {
             other.spec.name != name
                 && other.takes_work()
                 && (other.spec.role == role || other.spec.role == Role::Spare)
                 && other.rank(role, Recovery::Redistribute).is_some()
         };
-        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
+        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(migration_target).is_empty() {
             return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
         }
         let record = self.hosts.at(host);
@@ -63,12 +63,15 @@ impl HostAdmission<'_> {
         let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
         let (old, new) = (find(dead)?, find(spare)?);
         let conflict = |message: String| Err(JobError::HostConflict { message });
-        let (leaver, heir) = (self.hosts.at(old), self.hosts.at(new));
-        if heir.spec.role != Role::Spare {
-            return conflict(format!("{spare} is a {:?} host, not a spare", heir.spec.role).to_lowercase());
+        let (leaver, migration_target) = (self.hosts.at(old), self.hosts.at(new));
+        if migration_target.spec.role != Role::Spare {
+            return conflict(format!("{spare} is a {:?} host, not a spare", migration_target.spec.role).to_lowercase());
         }
-        if !heir.takes_work() {
-            return conflict(format!("{spare} is not ready ({:?}); `asterism host show {spare}`", heir.health));
+        if !migration_target.takes_work() {
+            return conflict(format!(
+                "{spare} is not ready ({:?}); `asterism host show {spare}`",
+                migration_target.health
+            ));
         }
         if leaver.spec.role == Role::Spare {
             return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
@@ -80,12 +83,12 @@ impl HostAdmission<'_> {
         if shards + jobs > 0 {
             return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
         }
-        let taking = KeptHost { role: Some(leaver.spec.role), ..heir.kept.clone() };
+        let taking = KeptHost { role: Some(leaver.spec.role), ..migration_target.kept.clone() };
         let mut leaving = KeptHost { role: Some(Role::Spare), ..leaver.kept.clone() };
         if leaver.is_up() {
             leaving.scheduling = Scheduling::Draining;
         }
-        let changes = vec![record::kept(heir, &taking), record::kept(leaver, &leaving)];
+        let changes = vec![record::kept(migration_target, &taking), record::kept(leaver, &leaving)];
         Ok(Decided::new(self.now, changes, Effect::Replace(old, new)))
     }
 }

@@ -12,7 +12,7 @@ use crate::{
             record,
         },
         tables::{
-            context::{Context, Owner},
+            context::{Context, ContextOwner},
             job::{Job, JobFacts, Outcome, PreparedJob, Source},
             prepared::PreparedContext,
         },
@@ -46,7 +46,12 @@ impl AdmissionControl<'_> {
         let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
-                if prepared.question.anew.as_ref().is_some_and(|anew| anew.context != session.context) {
+                if prepared
+                    .question
+                    .refresh_order
+                    .as_ref()
+                    .is_some_and(|refresh_order| refresh_order.context != session.context)
+                {
                     return Err(JobError::SessionReplaced { name: name.clone() });
                 }
                 changes.push(record::session(&session));
@@ -58,7 +63,7 @@ impl AdmissionControl<'_> {
             Source::Context(context) => {
                 self.selection().check_room(context, &BTreeSet::new())?;
                 let facts = self.facts(&prepared, context);
-                let context = Context::new((number, self.now), Owner::Job(number), context.clone());
+                let context = Context::new((number, self.now), ContextOwner::Job(number), context.clone());
                 changes.extend(record::context(&context));
                 let mut job = Job::new((number, number), self.now, facts, &prepared);
                 job.key = context.prepared.key.clone();
@@ -92,7 +97,8 @@ impl AdmissionControl<'_> {
 
     /// What never changes of a job that is taken in now, and how many tokens of its context need not be encoded for it.
     fn facts(&self, prepared: &PreparedJob, context: &PreparedContext) -> (JobFacts, usize) {
-        let refreshed_tokens = prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens());
+        let refreshed_tokens =
+            prepared.question.refresh_order.as_ref().map_or(0, |refresh_order| refresh_order.refresh.tokens());
         let context_tokens = context.plan.context_tokens;
         let (session, cached) = match &prepared.source {
             Source::Session(name) => (Some(name.clone()), context_tokens.saturating_sub(refreshed_tokens)),

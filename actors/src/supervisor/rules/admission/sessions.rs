@@ -12,7 +12,7 @@ use crate::{
             record,
         },
         tables::{
-            context::{Context, Owner},
+            context::{Context, ContextOwner},
             prepared::PreparedContext,
             sessions::{
                 Session,
@@ -50,7 +50,7 @@ impl AdmissionControl<'_> {
         let (hits, error, append, append_error) = Default::default();
         let (name, expires) = (name.to_string(), self.now + ttl);
         let session = Session { name, context: number, ttl, expires, hits, error, append, append_error };
-        let context = Context::new((number, self.now), Owner::Session(session.name.clone()), prepared);
+        let context = Context::new((number, self.now), ContextOwner::Session(session.name.clone()), prepared);
         let mut changes = vec![self.cluster_record(number), record::session(&session)];
         changes.extend(record::context(&context));
         Ok(Decided::new(self.now, changes, Effect::Create(session, Box::new(context))))
@@ -107,11 +107,11 @@ impl AdmissionControl<'_> {
             return busy("something else is being appended");
         }
         self.check_bytes(prepared.bytes())?;
-        let lent = prepared.shared_with(&old.prepared);
-        let mut context = Context::new((number, self.now), Owner::Session(name.to_string()), prepared);
-        context.lend(lent);
+        let reused = prepared.shared_with(&old.prepared);
+        let mut context = Context::new((number, self.now), ContextOwner::Session(name.to_string()), prepared);
+        context.reuse(reused);
         self.check_pinned(context.weight.kv_bytes)?;
-        self.selection().check_room(&context.prepared, &context.lent)?;
+        self.selection().check_room(&context.prepared, &context.reused)?;
         let session = Session { append: Some(number), append_error: None, ..session.clone() };
         let mut changes = vec![self.cluster_record(number), record::session(&session)];
         changes.extend(record::context(&context));

@@ -11,9 +11,9 @@ use crate::messages::EncodeShards;
 
 /// Shards whose ids a host's process was sent, by context: as the plan has them, or alone.
 #[derive(Debug, Default)]
-pub struct Given(BTreeMap<u64, BTreeSet<(usize, bool)>>);
+pub struct SentTokens(BTreeMap<u64, BTreeSet<(usize, bool)>>);
 
-impl Given {
+impl SentTokens {
     /// What the host has of a context's tokens.
     pub fn tokens(&self, context: u64, plan: &Plan) -> TokenSet {
         let mut tokens = TokenSet::default();

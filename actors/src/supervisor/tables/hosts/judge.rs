@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Who judges the silence of hosts, as far as that may be its own.
 #[derive(Debug, Default)]
-pub struct Judge {
+pub struct LivenessJudge {
     /// When it first judged, and when it did last.
     judged: Option<(Duration, Duration)>,
     /// Whether it has waited for memory or a disk since then.
@@ -13,7 +13,7 @@ pub struct Judge {
 
 /// A time in which nobody could be heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deaf {
+pub struct SilentPeriod {
     pub time: Duration,
     /// Nobody can have been heard; otherwise somebody may not have been.
     pub sure: bool,
@@ -21,14 +21,14 @@ pub struct Deaf {
     pub judging: Duration,
 }
 
-impl Judge {
+impl LivenessJudge {
     /// The time since it last judged: where it came much later than it does, it can have heard nobody; where it waited for memory
     /// in between, it may not have.
-    pub fn deaf(&mut self, now: Duration, late: Duration) -> Deaf {
+    pub fn deaf(&mut self, now: Duration, late: Duration) -> SilentPeriod {
         let (first, last) = self.judged.unwrap_or((now, now));
         self.judged = Some((first, now));
         let (passed, starved) = (now.saturating_sub(last), std::mem::take(&mut self.starved));
         let time = if passed > late || starved { passed } else { Duration::ZERO };
-        Deaf { time, sure: passed > late, judging: now.saturating_sub(first) }
+        SilentPeriod { time, sure: passed > late, judging: now.saturating_sub(first) }
     }
 }

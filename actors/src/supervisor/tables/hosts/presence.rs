@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{HostRecord, Hosts, judge::Deaf};
-use crate::{api::HostHealth, messages::Condition, news::News};
+use super::{HostRecord, Hosts, judge::SilentPeriod};
+use crate::{api::HostHealth, cluster_event::ClusterEventKind, messages::Condition};
 
 /// Longest silence that waiting for memory excuses, a host's own or the supervisor's.
 pub const STARVED: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ impl Hosts {
     /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody. That a process was stopped, its node has seen and said, and who has said nothing for a
     /// minute is not excused by a supervisor that only waits for memory now and then.
     pub fn excuse(&mut self, now: Duration, late: Duration) {
-        let Deaf { time, sure, judging } = self.judge.deaf(now, late);
+        let SilentPeriod { time, sure, judging } = self.judge.deaf(now, late);
         let stopped = |host: &HostRecord| host.seen.0 == Condition::Stopped;
         let gone = |host: &HostRecord| now.saturating_sub(host.spoke) > STARVED;
         for host in self.records.iter_mut().filter(|host| sure || !(stopped(host) || gone(host))) {
@@ -85,7 +85,7 @@ impl Hosts {
     }
 
     /// Notes a sign of life; of a suspect it is news.
-    pub fn heard(&mut self, now: Duration, host: usize) -> Option<News> {
+    pub fn record_contact(&mut self, now: Duration, host: usize) -> Option<ClusterEventKind> {
         let record = &mut self.records[host];
         let silent_s = record.silence(now).as_secs_f64();
         (record.last_heard, record.spoke) = (now, now);
@@ -94,7 +94,7 @@ impl Hosts {
         }
         record.health = HostHealth::Ready;
         record.cause = None;
-        Some(News::HostBack { host: record.spec.name.clone(), silent_s })
+        Some(ClusterEventKind::HostBack { host: record.spec.name.clone(), silent_s })
     }
 
     /// A connection ended; its process may be alive and come back. Whether it is a suspect by that, and was not told to end.
@@ -106,7 +106,7 @@ impl Hosts {
         if suspect {
             record.health = HostHealth::Suspect;
         }
-        suspect && !record.kept.told_to_end
+        suspect && !record.kept.ordered_to_end
     }
 
     /// Time since a host was last heard.
@@ -115,10 +115,14 @@ impl Hosts {
     }
 
     /// That a host is a suspect now.
-    pub fn suspected(&self, now: Duration, host: usize) -> News {
+    pub fn suspected(&self, now: Duration, host: usize) -> ClusterEventKind {
         let record = &self.records[host];
         let cause = record.cause.clone().unwrap_or_else(|| "no heartbeat".into());
-        News::HostSuspect { host: record.spec.name.clone(), silent_s: record.silence(now).as_secs_f64(), cause }
+        ClusterEventKind::HostSuspect {
+            host: record.spec.name.clone(),
+            silent_s: record.silence(now).as_secs_f64(),
+            cause,
+        }
     }
 
     /// Notes why a process that said that it is a host was turned away, where none was there before.

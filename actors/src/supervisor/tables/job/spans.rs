@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Clock, Job, JobFacts, JobProgress};
+use super::{Job, JobFacts, JobProgress, PhaseTimes};
 use crate::trace::{JobTrace, Kind, Span};
 
 impl Job {
@@ -35,7 +35,7 @@ impl Job {
             ("asterism.recoveries", self.progress.recoveries.len().into()),
             ("gen_ai.request.model", model.as_str().into()),
         ];
-        let Clock { submitted, encoding, querying, decoding, .. } = self.clock;
+        let PhaseTimes { submitted, encoding, querying, decoding, .. } = self.clock;
         let phases =
             [("queued", Some(submitted)), ("encoding", encoding), ("querying", querying), ("decoding", decoding)];
         let began: Vec<(&str, Duration)> =
@@ -64,8 +64,12 @@ mod tests {
         });
         let facts = serde_json::from_value(facts).expect("facts");
         let progress = JobProgress { state: JobState::Running, ..JobProgress::new(0) };
-        let clock =
-            Clock { submitted: second(10), encoding: Some(second(11)), querying: Some(second(14)), ..Clock::default() };
+        let clock = PhaseTimes {
+            submitted: second(10),
+            encoding: Some(second(11)),
+            querying: Some(second(14)),
+            ..PhaseTimes::default()
+        };
         let question = Question { trace, ..Question::default() };
         let (number, context, phase) = (7, 8, JobPhase::Decoding);
         let mut job = Job::restored(Restored { number, context, facts, progress, question, clock, phase });

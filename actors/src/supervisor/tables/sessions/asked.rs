@@ -7,7 +7,7 @@ use asterism_plan::{MethodConfig, Plan};
 
 use crate::supervisor::{
     placement::PlacementPolicy,
-    tables::{job::Anew, prepared::PreparedContext, sessions::text::SessionText},
+    tables::{job::RefreshChoice, prepared::PreparedContext, sessions::text::SessionText},
 };
 
 /// A session as a question to it is prepared.
@@ -53,8 +53,8 @@ impl AskedSession {
     }
 
     /// What of the context a question gets anew.
-    pub fn anew(&self, query: &[u32]) -> Option<Box<Anew>> {
+    pub fn refresh_order(&self, query: &[u32]) -> Option<Box<RefreshChoice>> {
         let context = &self.ids[..self.plan.context_tokens];
-        self.plan.refresh(context, query).map(|refresh| Box::new(Anew { context: self.context, refresh }))
+        self.plan.refresh(context, query).map(|refresh| Box::new(RefreshChoice { context: self.context, refresh }))
     }
 }

@@ -12,7 +12,7 @@ pub struct SessionText {
     /// Tokens before the border. What the session holds more is found again in what `rest` and all behind it come to.
     pub certain: usize,
     /// How what comes behind it is written.
-    pub goes_on: GoesOn,
+    pub continuation: Continuation,
     /// Questions with their answers, oldest first.
     pub turns: Vec<KeptTurn>,
     /// What was appended behind the last answer.
@@ -21,7 +21,7 @@ pub struct SessionText {
 
 /// How the text of a session goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GoesOn {
+pub enum Continuation {
     /// The document begins a message, and all is rendered by the chat template.
     Rendered,
     /// Behind the document, as a message is: it names no special token.

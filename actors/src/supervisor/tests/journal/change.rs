@@ -111,13 +111,13 @@ impl World {
                     cluster.token(query, generate.job, 0, 7);
                     let (job, text) = (generate.job, String::new());
                     let times = Box::default();
-                    cluster.say(query, HostMessage::Generated { job, tokens: 1, stopped: true, text, times });
+                    cluster.deliver(query, HostMessage::Generated { job, tokens: 1, stopped: true, text, times });
                 }
             }
             Step::Die(at) => {
                 let (host, start) = (["c0", "c1", "q0", "s0"][at as usize], self.starts[at as usize]);
                 let (host, cause) = (host.to_string(), "signal 9".to_string());
-                cluster.say(NODE, HostMessage::Exited { host, start, cause, restarting: true });
+                cluster.deliver(NODE, HostMessage::Exited { host, start, cause, restarting: true });
                 self.starts[at as usize] += 1;
                 cluster.join(at as usize, start + 1);
             }
@@ -128,10 +128,10 @@ impl World {
             Step::Restart => {
                 cluster.restart();
                 let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
-                cluster.say(NODE, HostMessage::Hello(hello));
+                cluster.deliver(NODE, HostMessage::Hello(hello));
                 for at in 0..4 {
                     cluster.hello(at, self.starts[at], CLUSTER, (&[], &[]));
-                    cluster.say(connection(at, self.starts[at]), super::super::ready());
+                    cluster.deliver(connection(at, self.starts[at]), super::super::ready());
                 }
             }
             _ => unreachable!("a change of a client"),
@@ -155,7 +155,7 @@ impl World {
         for Entry { table, key, value } in &self.cluster.journal {
             let stands = Change::Put { table: *table, key: key.clone(), value: value.clone() };
             let is = state.restated(std::slice::from_ref(&stands)).remove(0);
-            let said = |change: &Change, of: &[&str]| match change {
+            let stated = |change: &Change, of: &[&str]| match change {
                 Change::Put { table: Table::Ids, value, .. } => vec![format!("{value:?}")],
                 Change::Put { value, .. } => {
                     let value: serde_json::Value = serde_json::from_slice(value).expect("JSON");
@@ -169,10 +169,10 @@ impl World {
                 Table::Cluster => &["/cluster"],
                 _ => &[""],
             };
-            let is = said(&is, of);
+            let is = stated(&is, of);
             // What no host can take is written once one does.
             if !is.iter().any(|text: &String| text.contains("null") && *table == Table::Contexts) {
-                prop_assert_eq!(is, said(&stands, of), "{:?} {}", table, key);
+                prop_assert_eq!(is, stated(&stands, of), "{:?} {}", table, key);
             }
         }
         let of = |table| self.cluster.journal.iter().filter(move |entry| entry.table == table).count();

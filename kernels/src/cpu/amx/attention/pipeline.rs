@@ -6,41 +6,43 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::super::buffer::Buffer;
-use super::super::engine::{BLOCK, Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Softmax, TILE};
+use super::super::buffer::AmxBuffer;
+use super::super::engine::{
+    BLOCK_SIDE, Engine, Exponentials, LANES, Product, RESULT_BLOCK, Rows, STEP_ELEMENTS, Softmax, TILE_ELEMENTS,
+};
 use super::super::panels;
 use super::scores::{blank, hide, punch, raise};
-use super::{KEYS, Plan, STRETCH_BLOCKS, TILES, Task};
+use super::{AMX_BLOCK_KEYS, AmxAttentionPlan, AmxRows, STRETCH_BLOCKS, TILES};
 
 /// Blocks from one that few rows see to the one asked for meanwhile.
-const AHEAD: usize = 2;
+const PREFETCHED_BLOCKS: usize = 2;
 
 thread_local! {
     /// Scores, weights, sums and queries of a task, kept between calls.
-    static SCRATCH: RefCell<Buffer> = RefCell::new(Buffer::new(0));
+    static SCRATCH: RefCell<AmxBuffer> = RefCell::new(AmxBuffer::new(0));
 }
 
 /// Computes the rows of one task.
 ///
 /// # Safety
 /// The machine must suit the engine; the task must be one of the plan's, and no other thread have it.
-pub(super) unsafe fn run<E: Engine>(plan: &Plan<'_>, task: &Task) {
+pub(super) unsafe fn run<E: Engine>(plan: &AmxAttentionPlan<'_>, task: &AmxRows) {
     SCRATCH.with_borrow_mut(|scratch| {
-        let blocks = task.rows.div_ceil(SIDE) * plan.cache.steps();
-        let elements = 2 * BLOCK + blocks * BLOCK; // scores and sums in f32; weights and queries in bf16
+        let blocks = task.rows.div_ceil(BLOCK_SIDE) * plan.cache.steps();
+        let elements = 2 * RESULT_BLOCK + blocks * RESULT_BLOCK; // scores and sums in f32; weights and queries in bf16
         scratch.reserve(elements * (size_of::<f32>() + size_of::<u16>()));
         let scores = scratch.pointer::<f32>();
         // SAFETY: the parts follow one another in the buffer sized for them; each is a multiple of 64 bytes.
         unsafe {
-            let sums = scores.add(2 * BLOCK);
-            let weights = sums.add(blocks * BLOCK).cast::<u16>();
+            let sums = scores.add(2 * RESULT_BLOCK);
+            let weights = sums.add(blocks * RESULT_BLOCK).cast::<u16>();
             let mut pipeline = Pipeline {
                 plan,
                 task,
                 scores,
                 sums,
                 weights,
-                queries: weights.add(2 * STEP),
+                queries: weights.add(2 * STEP_ELEMENTS),
                 softmax: [[Softmax::EMPTY; 2]; TILES],
                 visible: [(usize::MAX, 0); TILES],
                 peaks: [[[f32::NEG_INFINITY; LANES]; 2]; TILES],
@@ -66,7 +68,7 @@ struct Unit {
 /// Keys before the last that rows of a tile do not see.
 struct Holes {
     /// Each row's.
-    rows: [Range<usize>; SIDE],
+    rows: [Range<usize>; BLOCK_SIDE],
     /// Those hidden to any row, and whatever lies between.
     any: Range<usize>,
     /// Those hidden to every row; without an end where no row sees more.
@@ -74,7 +76,7 @@ struct Holes {
 }
 
 impl Holes {
-    const NONE: Self = Self { rows: [const { 0..0 }; SIDE], any: 0..0, all: 0..usize::MAX };
+    const NONE: Self = Self { rows: [const { 0..0 }; BLOCK_SIDE], any: 0..0, all: 0..usize::MAX };
 
     fn add(&mut self, row: usize, visible: usize, hidden: Range<usize>) {
         self.all.start = self.all.start.max(hidden.start);
@@ -91,8 +93,8 @@ impl Holes {
 }
 
 struct Pipeline<'a> {
-    plan: &'a Plan<'a>,
-    task: &'a Task,
+    plan: &'a AmxAttentionPlan<'a>,
+    task: &'a AmxRows,
     /// Twice `(32 keys, 32 rows)`.
     scores: *mut f32,
     /// For each tile `(head dim, 32)`: weighted values, transposed, not yet normalised.
@@ -123,16 +125,17 @@ impl Pipeline<'_> {
         for tile in 0..self.tiles() {
             // SAFETY: a band lies within the task's rows; the panel and the sums are the tile's.
             unsafe {
-                panels::pack_columns::<E>(rows.band(tile * SIDE), self.queries.add(tile * steps * STEP));
-                self.sums.add(tile * steps * BLOCK).write_bytes(0, steps * BLOCK);
+                panels::pack_columns::<E>(rows.band(tile * BLOCK_SIDE), self.queries.add(tile * steps * STEP_ELEMENTS));
+                self.sums.add(tile * steps * RESULT_BLOCK).write_bytes(0, steps * RESULT_BLOCK);
             }
         }
         for row in 0..task.rows {
             let visible = plan.visible(task.first + row);
-            let (least, most) = &mut self.visible[row / SIDE];
+            let (least, most) = &mut self.visible[row / BLOCK_SIDE];
             (*least, *most) = (visible.min(*least), visible.max(*most));
-            self.holes[row / SIDE].add(row % SIDE, visible, plan.hidden(task.first + row));
-            self.softmax[row / SIDE][row / LANES % 2].visible[row % LANES] = u32::try_from(visible).unwrap_or(u32::MAX);
+            self.holes[row / BLOCK_SIDE].add(row % BLOCK_SIDE, visible, plan.hidden(task.first + row));
+            self.softmax[row / BLOCK_SIDE][row / LANES % 2].visible[row % LANES] =
+                u32::try_from(visible).unwrap_or(u32::MAX);
         }
     }
 
@@ -172,12 +175,13 @@ impl Pipeline<'_> {
         // SAFETY: see the head of this block.
         unsafe {
             self.list_products(before, next);
-            let scores = self.scores.add(unit.side * BLOCK);
-            let weights = self.weights.add(unit.side * STEP);
+            let scores = self.scores.add(unit.side * RESULT_BLOCK);
+            let weights = self.weights.add(unit.side * STEP_ELEMENTS);
             for (half, moved) in moved.iter_mut().enumerate().take(halves) {
                 let softmax = &mut self.softmax[unit.tile][half];
                 let scores = scores.add(half * LANES);
-                let (first, end, holes) = (unit.block * KEYS, (unit.block + 1) * KEYS, &self.holes[unit.tile]);
+                let (first, end, holes) =
+                    (unit.block * AMX_BLOCK_KEYS, (unit.block + 1) * AMX_BLOCK_KEYS, &self.holes[unit.tile]);
                 if self.visible[unit.tile].0 < end {
                     hide(scores, first, &softmax.visible);
                 }
@@ -199,7 +203,7 @@ impl Pipeline<'_> {
                     scores: scores.add(half * LANES),
                     scale,
                     softmax: &raw mut self.softmax[unit.tile][half],
-                    weights: weights.add(half * TILE),
+                    weights: weights.add(half * TILE_ELEMENTS),
                 };
                 E::exponentials(session, work, &self.products[share(half)..share(half + 1)]);
             }
@@ -231,34 +235,34 @@ impl Pipeline<'_> {
 
     /// Scores of a unit: `K Q^T`.
     unsafe fn score(&self, unit: Unit) -> Product {
-        let Plan { cache, .. } = self.plan;
+        let AmxAttentionPlan { cache, .. } = self.plan;
         // SAFETY: see the head of this block.
         unsafe {
             Product {
                 a: cache.at(self.task.head, unit.block),
-                b: self.queries.add(unit.tile * cache.steps() * STEP),
+                b: self.queries.add(unit.tile * cache.steps() * STEP_ELEMENTS),
                 steps: cache.steps(),
-                c: self.scores.add(unit.side * BLOCK),
+                c: self.scores.add(unit.side * RESULT_BLOCK),
                 accumulate: false,
                 narrow: self.is_narrow(),
-                ahead: self.ahead(),
+                prefetch: self.prefetch(),
             }
         }
     }
 
     /// The weighted values of a unit, 32 elements of its rows: `V^T P^T`.
     unsafe fn weigh(&self, unit: Unit, panel: usize) -> Product {
-        let Plan { cache, .. } = self.plan;
+        let AmxAttentionPlan { cache, .. } = self.plan;
         // SAFETY: see the head of this block.
         unsafe {
             Product {
-                a: cache.at(self.task.head, unit.block).add(cache.block() / 2 + panel * STEP),
-                b: self.weights.add(unit.side * STEP),
+                a: cache.at(self.task.head, unit.block).add(cache.block() / 2 + panel * STEP_ELEMENTS),
+                b: self.weights.add(unit.side * STEP_ELEMENTS),
                 steps: 1,
-                c: self.sums.add((unit.tile * cache.steps() + panel) * BLOCK),
+                c: self.sums.add((unit.tile * cache.steps() + panel) * RESULT_BLOCK),
                 accumulate: true,
                 narrow: self.is_narrow(),
-                ahead: self.ahead(),
+                prefetch: self.prefetch(),
             }
         }
     }
@@ -266,9 +270,9 @@ impl Pipeline<'_> {
     /// Applies a moved reference to what 16 rows have summed.
     unsafe fn decay(&mut self, tile: usize, half: usize) {
         let decay = self.softmax[tile][half].decay;
-        let width = self.plan.cache.steps() * SIDE;
+        let width = self.plan.cache.steps() * BLOCK_SIDE;
         for element in 0..width {
-            let at = (tile * width + element) * SIDE + half * LANES;
+            let at = (tile * width + element) * BLOCK_SIDE + half * LANES;
             // SAFETY: see the head of this block.
             let line = unsafe { &mut *self.sums.add(at).cast::<[f32; LANES]>() };
             for (sum, decay) in line.iter_mut().zip(decay) {
@@ -286,14 +290,14 @@ impl Pipeline<'_> {
         let first = task.head * plan.rows + task.first;
         let natural = 1.0 / (dim as f32).sqrt();
         for row in (0..task.rows).step_by(LANES) {
-            let (tile, half) = (row / SIDE, row / LANES % 2);
+            let (tile, half) = (row / BLOCK_SIDE, row / LANES % 2);
             let softmax = &self.softmax[tile][half];
             let rows = LANES.min(task.rows - row);
             let inverse = softmax.sum.map(|sum| if sum == 0.0 { 0.0 } else { 1.0 / sum });
             for column in (0..dim).step_by(LANES) {
                 let mut square = Square([[0.0; LANES]; LANES]);
                 for (element, line) in square.0.iter_mut().enumerate() {
-                    let at = (tile * steps * SIDE + column + element) * SIDE + half * LANES;
+                    let at = (tile * steps * BLOCK_SIDE + column + element) * BLOCK_SIDE + half * LANES;
                     // SAFETY: see the head of this block.
                     let sums = unsafe { *self.sums.add(at).cast::<[f32; LANES]>() };
                     *line = std::array::from_fn(|lane| sums[lane] * inverse[lane]);
@@ -323,30 +327,30 @@ impl Pipeline<'_> {
     /// The unit after `unit`, or the first: stretches of blocks, tiles within them, then the blocks that the tile's rows see.
     fn following(&self, unit: Option<Unit>) -> Option<Unit> {
         let (mut tile, mut block, side) = unit.map_or((0, 0, 0), |unit| (unit.tile, unit.block + 1, 1 - unit.side));
-        let mut stretch = unit.map_or(0, |unit| unit.block / STRETCH_BLOCKS);
+        let mut block_run = unit.map_or(0, |unit| unit.block / STRETCH_BLOCKS);
         loop {
             let hidden = &self.holes[tile].all;
-            if (hidden.start.div_ceil(KEYS)..hidden.end / KEYS).contains(&block) {
-                block = (hidden.end / KEYS).min(self.visible[tile].1.div_ceil(KEYS));
+            if (hidden.start.div_ceil(AMX_BLOCK_KEYS)..hidden.end / AMX_BLOCK_KEYS).contains(&block) {
+                block = (hidden.end / AMX_BLOCK_KEYS).min(self.visible[tile].1.div_ceil(AMX_BLOCK_KEYS));
             }
-            if block < (stretch + 1) * STRETCH_BLOCKS && block * KEYS < self.visible[tile].1 {
+            if block < (block_run + 1) * STRETCH_BLOCKS && block * AMX_BLOCK_KEYS < self.visible[tile].1 {
                 return Some(Unit { block, tile, side });
             }
             tile += 1;
             if tile == self.tiles() {
-                (tile, stretch) = (0, stretch + 1);
-                if stretch * STRETCH_BLOCKS * KEYS >= self.task.visible {
+                (tile, block_run) = (0, block_run + 1);
+                if block_run * STRETCH_BLOCKS * AMX_BLOCK_KEYS >= self.task.visible {
                     return None;
                 }
             }
-            block = stretch * STRETCH_BLOCKS;
+            block = block_run * STRETCH_BLOCKS;
         }
     }
 
     /// Few rows are done with a block sooner than the next comes from memory, and the processor foresees no more than the
     /// rest of a page: what is asked for lies some blocks ahead.
-    fn ahead(&self) -> usize {
-        if self.is_narrow() { AHEAD * self.plan.cache.block() } else { 0 }
+    fn prefetch(&self) -> usize {
+        if self.is_narrow() { PREFETCHED_BLOCKS * self.plan.cache.block() } else { 0 }
     }
 
     /// Whether the only tile's second half holds no row.
@@ -356,11 +360,11 @@ impl Pipeline<'_> {
 
     /// Tiles that hold rows.
     fn tiles(&self) -> usize {
-        self.task.rows.div_ceil(SIDE)
+        self.task.rows.div_ceil(BLOCK_SIDE)
     }
 
     /// Half tiles, of 16 rows, that hold rows.
     fn halves(&self, tile: usize) -> usize {
-        (self.task.rows - tile * SIDE).div_ceil(LANES).min(2)
+        (self.task.rows - tile * BLOCK_SIDE).div_ceil(LANES).min(2)
     }
 }

@@ -3,9 +3,9 @@
 use half::bf16;
 
 use super::super::engine::Engine;
-use super::super::portable::Portable;
+use super::super::portable::PortableEngine;
 use super::super::samples::{alone, numbers, relative, threads};
-use super::{Cache, Parallel, Plan, Query, attention, attention_with};
+use super::{AmxAttentionPlan, AmxCache, Parallel, Query, attention, attention_with};
 use crate::reference::AttentionShape;
 use crate::{Heads, Mask};
 
@@ -74,9 +74,9 @@ impl Case {
         let Shape { heads, queries, mask, .. } = self.shape;
         let (mut output, mut lse) = (vec![f32::NAN; self.query.len()], vec![f32::NAN; heads.query * queries]);
         let query = Query { rows: &self.query, heads: heads.query, tokens: queries, mask, holes: &[] };
-        let mut cache = Cache::new(heads.kv, heads.dim);
+        let mut cache = AmxCache::new(heads.kv, heads.dim);
         cache.append(&self.keys, &self.values, parallel);
-        let plan = Plan::new(&query, &cache, &mut output, &mut lse);
+        let plan = AmxAttentionPlan::new(&query, &cache, &mut output, &mut lse);
         // SAFETY: the callers name an engine that suits the machine.
         unsafe { attention_with::<E>(plan, parallel) };
         (output, lse)
@@ -170,12 +170,12 @@ fn rows_stand_alone<E: Engine>() {
 
 #[test]
 fn scalar_engine_agrees_with_f64() {
-    agrees::<Portable>();
+    agrees::<PortableEngine>();
 }
 
 #[test]
 fn rows_stand_alone_on_the_scalar_engine() {
-    rows_stand_alone::<Portable>();
+    rows_stand_alone::<PortableEngine>();
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn rows_without_keys_are_zero_and_weigh_nothing() {
     let rows = numbers(1, 2 * 3 * 32);
     let (mut output, mut lse) = (vec![f32::NAN; 192], vec![f32::NAN; 6]);
     let query = Query { rows: &rows, heads: 2, tokens: 3, mask: Mask::Causal, holes: &[] };
-    attention(&query, &Cache::new(1, 32), &mut output, &mut lse, &alone);
+    attention(&query, &AmxCache::new(1, 32), &mut output, &mut lse, &alone);
     assert!(output.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
 }
 

@@ -3,9 +3,9 @@
 use half::bf16;
 
 use super::super::engine::Engine;
-use super::super::portable::Portable;
+use super::super::portable::PortableEngine;
 use super::super::samples::{alone, numbers, relative, threads};
-use super::{Output, Parallel, Weights, gemm, gemm_with, operands};
+use super::{AmxWeights, GemmOutput, Parallel, gemm, gemm_with, operands};
 
 /// `(m, k, n)`: ragged in each, one pass and several over the inner dimension, and deep enough for the other loop.
 const GEMM_SHAPES: [(usize, usize, usize); 11] = [
@@ -25,7 +25,7 @@ const GEMM_SHAPES: [(usize, usize, usize); 11] = [
 struct Case {
     x: Vec<bf16>,
     residual: Vec<bf16>,
-    weights: Weights,
+    weights: AmxWeights,
     /// `x W^T + b`.
     exact: Vec<f64>,
     n: usize,
@@ -40,7 +40,7 @@ fn case((m, k, n): (usize, usize, usize), bias: bool) -> Case {
             x.iter().zip(w).map(|(x, w)| x.to_f64() * w.to_f64()).sum::<f64>() + f64::from(b[at % n])
         })
         .collect();
-    let weights = Weights::pack(&w, n, k, &threads);
+    let weights = AmxWeights::pack(&w, n, k, &threads);
     let weights = if bias { weights.with_bias(&b) } else { weights };
     Case { x, residual, weights, exact, n }
 }
@@ -52,7 +52,7 @@ const MARGIN: usize = 40;
 fn single<E: Engine>(case: &Case, parallel: Parallel<'_>) -> Vec<f32> {
     let range = MARGIN..MARGIN + case.exact.len();
     let mut memory = vec![f32::NAN; range.end + MARGIN];
-    let (x, sink) = operands(&case.x, &case.weights, Output::F32(&mut memory[range.clone()]));
+    let (x, sink) = operands(&case.x, &case.weights, GemmOutput::F32(&mut memory[range.clone()]));
     // SAFETY: the callers name an engine that suits the machine; the operands fit one another.
     unsafe { gemm_with::<E>(x, &case.weights, sink, parallel) };
     assert!(memory[..range.start].iter().chain(&memory[range.end..]).all(|outside| outside.is_nan()));
@@ -66,11 +66,11 @@ fn rounded<E: Engine>(case: &Case) -> [Vec<f32>; 3] {
         let mut memory = vec![bf16::NAN; range.end + MARGIN];
         let y = &mut memory[range.clone()];
         let output = match variant {
-            0 => Output::Bf16(y),
-            1 => Output::SumBf16(y, &case.residual),
+            0 => GemmOutput::Bf16(y),
+            1 => GemmOutput::SumBf16(y, &case.residual),
             _ => {
                 y.copy_from_slice(&case.residual);
-                Output::AddBf16(y)
+                GemmOutput::AddBf16(y)
             }
         };
         let (x, sink) = operands(&case.x, &case.weights, output);
@@ -112,18 +112,18 @@ fn rows_stand_alone<E: Engine>() {
 
 #[test]
 fn scalar_engine_agrees_with_f64() {
-    agrees::<Portable>();
+    agrees::<PortableEngine>();
 }
 
 #[test]
 fn rows_stand_alone_on_the_scalar_engine() {
-    rows_stand_alone::<Portable>();
+    rows_stand_alone::<PortableEngine>();
 }
 
 #[test]
 fn nothing_in_gives_nothing_out() {
-    let weights = Weights::pack(&numbers(1, 64), 2, 32, &alone);
-    gemm(&[], &weights, Output::F32(&mut []), &alone);
+    let weights = AmxWeights::pack(&numbers(1, 64), 2, 32, &alone);
+    gemm(&[], &weights, GemmOutput::F32(&mut []), &alone);
     assert_eq!((weights.outputs(), weights.inputs(), weights.bytes()), (2, 32, 2048));
 }
 
@@ -155,7 +155,7 @@ mod on_the_tile_unit {
             };
             let of = |x: Vec<bf16>| {
                 let exact = vec![0.0; x.len() / k * n];
-                Case { x, residual: Vec::new(), weights: Weights::pack(&small(2, n * k), n, k, &alone), exact, n }
+                Case { x, residual: Vec::new(), weights: AmxWeights::pack(&small(2, n * k), n, k, &alone), exact, n }
             };
             let x = small(1, 40 * k);
             let many = single::<Amx>(&of(x.clone()), &alone);
@@ -173,7 +173,7 @@ mod on_the_tile_unit {
         }
         for shape in GEMM_SHAPES {
             let case = case(shape, false);
-            assert_eq!(single::<Amx>(&case, &threads), single::<Portable>(&case, &threads), "{shape:?}");
+            assert_eq!(single::<Amx>(&case, &threads), single::<PortableEngine>(&case, &threads), "{shape:?}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::engine::{LANES, SIDE, STEP, TILE};
+use super::super::engine::{BLOCK_SIDE, LANES, STEP_ELEMENTS, TILE_ELEMENTS};
 
 /// Rows that this is faster for.
 pub(super) const MOST_FEW: usize = 4;
@@ -66,12 +66,15 @@ unsafe fn sums<const ROWS: usize>(x: *const f32, b: *const u16, steps: usize, c:
         for pair in 0..LANES {
             for half in 0..2 {
                 // SAFETY: a row of a tile of the panel: two inner indices of 16 columns.
-                let both = unsafe { _mm512_load_si512(b.add(step * STEP + half * TILE + pair * SIDE).cast()) };
+                let both = unsafe {
+                    _mm512_load_si512(b.add(step * STEP_ELEMENTS + half * TILE_ELEMENTS + pair * BLOCK_SIDE).cast())
+                };
                 let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(both));
                 let odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
                 for (row, parts) in parts.iter_mut().enumerate() {
                     // SAFETY: elements of a row that is there.
-                    let [left, right] = unsafe { *x.add((row * steps + step) * SIDE + 2 * pair).cast::<[f32; 2]>() };
+                    let [left, right] =
+                        unsafe { *x.add((row * steps + step) * BLOCK_SIDE + 2 * pair).cast::<[f32; 2]>() };
                     parts[half][0] = _mm512_fmadd_ps(_mm512_set1_ps(left), even, parts[half][0]);
                     parts[half][1] = _mm512_fmadd_ps(_mm512_set1_ps(right), odd, parts[half][1]);
                 }
@@ -86,7 +89,7 @@ unsafe fn sums<const ROWS: usize>(x: *const f32, b: *const u16, steps: usize, c:
     for (row, sums) in sums.iter().enumerate() {
         for (half, sum) in sums.iter().enumerate() {
             // SAFETY: the block's row, aligned.
-            unsafe { _mm512_store_ps(c.add(row * SIDE + half * LANES), *sum) };
+            unsafe { _mm512_store_ps(c.add(row * BLOCK_SIDE + half * LANES), *sum) };
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What cuDNN's plans are built for.
 
 use super::super::super::device::layout::Strides;
-use super::super::call::Attention;
+use super::super::call::CudaAttentionCall;
 use crate::Mask;
 
 /// What a plan is built for.
@@ -20,8 +20,8 @@ pub struct Shape {
 
 impl Shape {
     /// The first `rows` rows of a call over its first `keys` keys.
-    pub fn of(call: &Attention<'_>, rows: usize, keys: usize) -> Self {
-        let Attention { q, k, out, lse, mask, .. } = call;
+    pub fn of(call: &CudaAttentionCall<'_>, rows: usize, keys: usize) -> Self {
+        let CudaAttentionCall { q, k, out, lse, mask, .. } = call;
         Self {
             heads: [q.heads, k.heads],
             rows,

@@ -2,19 +2,22 @@
 
 use std::ops::Range;
 
-use super::super::super::device::{Device, FEW_ROWS};
-use super::super::super::kv::Kv;
+use super::super::super::device::{Device, SPLIT_KEY_ROWS};
+use super::super::super::kv::CudaKv;
 use super::super::super::tensor::{Tensor, View};
-use super::rounds::{Asked, Place};
+use super::rounds::{AskedRows, ResultAddress};
 use crate::operands::packed::around;
 use crate::{Ask, DType, Heads};
 
 impl Device {
     /// Whether the kernels that cut keys take all asks.
-    pub(super) fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> bool {
-        let suits = |ask: &Ask<'_, Kv>| {
+    pub(super) fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, CudaKv>]) -> bool {
+        let suits = |ask: &Ask<'_, CudaKv>| {
             let [k, _] = ask.kv.view(0, ask.kv.len());
-            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
+            ask.rows.len() <= SPLIT_KEY_ROWS
+                && k.shape()[0] == heads.kv
+                && k.shape()[2] == heads.dim
+                && k.dtype == q.dtype
         };
         let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
         tiled && asks.iter().all(suits)
@@ -22,17 +25,17 @@ impl Device {
 }
 
 /// An ask, and a range of its keys.
-pub type AskedKeys<'a, 'b> = (&'a Ask<'b, Kv>, Range<usize>);
+pub type AskedKeys<'a, 'b> = (&'a Ask<'b, CudaKv>, Range<usize>);
 
 /// What holes leave of the keys of each ask, range by range.
-pub fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<AskedKeys<'a, 'b>> {
+pub fn parts_of<'a, 'b>(asks: &'a [Ask<'b, CudaKv>]) -> Vec<AskedKeys<'a, 'b>> {
     let mut parts = Vec::with_capacity(asks.len());
     asks.iter().for_each(|ask| add_parts(ask, &mut parts));
     parts
 }
 
 /// Adds those of an ask.
-pub fn add_parts<'a, 'b>(ask: &'a Ask<'b, Kv>, parts: &mut Vec<AskedKeys<'a, 'b>>) {
+pub fn add_parts<'a, 'b>(ask: &'a Ask<'b, CudaKv>, parts: &mut Vec<AskedKeys<'a, 'b>>) {
     match ask.holes {
         [] => parts.push((ask, 0..ask.kv.len())),
         holes => parts.extend(around(holes, ask.kv.len()).into_iter().map(|keys| (ask, keys))),
@@ -45,17 +48,20 @@ pub fn asked_of<'a, 'b: 'a>(
     q: View<'a>,
     parts: impl Iterator<Item = &'a AskedKeys<'a, 'b>>,
     places: impl Iterator<Item = u64>,
-) -> impl Iterator<Item = Asked<'a>> {
-    parts.zip(places).map(move |((ask, keys), out)| Asked {
+) -> impl Iterator<Item = AskedRows<'a>> {
+    parts.zip(places).map(move |((ask, keys), out)| AskedRows {
         q: q.part(ask.rows.start, ask.rows.end),
         keys: ask.kv.view(keys.start, keys.end),
         mask: ask.mask,
-        place: Place::packed(heads, out),
+        place: ResultAddress::packed(heads, out),
     })
 }
 
 /// The asks of each group.
-pub fn grouped<'a, 'b>(asks: &'a [Ask<'b, Kv>], groups: &'a [usize]) -> impl Iterator<Item = &'a [Ask<'b, Kv>]> {
+pub fn grouped<'a, 'b>(
+    asks: &'a [Ask<'b, CudaKv>],
+    groups: &'a [usize],
+) -> impl Iterator<Item = &'a [Ask<'b, CudaKv>]> {
     let mut rest = asks;
     groups.iter().map(move |group| {
         let (of_group, after) = rest.split_at(*group);

@@ -1,12 +1,12 @@
 //! Few rows of many calls at once: one launch over the pieces of all keys, one that combines them, one that merges groups, one copy
 //! to the host. The arithmetic is that of each call alone.
 
-use super::super::super::device::{Device, FEW_ROWS};
-use super::super::super::kv::Kv;
+use super::super::super::device::{Device, SPLIT_KEY_ROWS};
+use super::super::super::kv::CudaKv;
 use super::super::super::tensor::Tensor;
 use super::asks::{AskedKeys, asked_of, grouped, parts_of};
-use super::merges::{Merges, To};
-use super::rounds::{Asked, Place, Places};
+use super::merges::{MergeTarget, Merges};
+use super::rounds::{AskedRows, ResultAddress, RoundLayout};
 use super::table::Table;
 use crate::operands::packed::{check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
@@ -17,7 +17,7 @@ impl Device {
         &self,
         heads: Heads,
         q: &Tensor,
-        asks: &[Ask<'_, Kv>],
+        asks: &[Ask<'_, CudaKv>],
         packed: &mut Vec<f32>,
     ) -> Result<bool, KernelError> {
         let Some(rows) = self.attend_groups(heads, q, (asks, &vec![1; asks.len()]))? else { return Ok(false) };
@@ -30,7 +30,7 @@ impl Device {
         &self,
         heads: Heads,
         q: &Tensor,
-        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+        (asks, groups): (&[Ask<'_, CudaKv>], &[usize]),
     ) -> Result<Option<Tensor>, KernelError> {
         check_asks(heads, q.shape(), asks, |ask| ask.kv.len())?;
         check_groups(asks, groups)?;
@@ -64,29 +64,29 @@ impl Device {
         let q = q.token_major(heads.query)?;
         let asked = asked_of(heads, q, parts.iter().flatten(), places.into_iter());
         let (rounds, _held) = self.rounds(heads, asked)?;
-        let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
+        let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let merge = merges.lay(&mut table);
         let sent = self.send(&table)?;
         for (round, places) in rounds.iter().zip(laid) {
             self.attend_round(heads, round, &places, &sent)?;
         }
-        self.merge_laid(heads, &merges, (&sent, merge), To::Rows(results.pointer()))?;
+        self.merge_laid(heads, &merges, (&sent, merge), MergeTarget::Rows(results.pointer()))?;
         Ok(Some(results))
     }
 
     /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all.
     pub(in super::super::super) fn attend_few_each(
         &self,
-        calls: &[(Tensor, Kv, Mask)],
+        calls: &[(Tensor, CudaKv, Mask)],
     ) -> Result<Option<Vec<Tensor>>, KernelError> {
         let Some((first, ..)) = calls.first() else { return Ok(Some(Vec::new())) };
         let (query, _, dim) = first.cube("attention")?;
         let heads = Heads { query, kv: calls[0].1.view(0, 0)[0].shape()[0], dim };
-        let suits = |(q, kv, _): &(Tensor, Kv, Mask)| {
+        let suits = |(q, kv, _): &(Tensor, CudaKv, Mask)| {
             let ([k, _], shape) = (kv.view(0, kv.len()), q.shape());
             let fits = shape.len() == 3 && (shape[0], shape[2]) == (query, dim) && k.shape()[0] == heads.kv;
             let like = [q.dtype(), k.dtype] == [DType::Bf16; 2] && k.shape()[2] == dim;
-            fits && like && shape[1] <= FEW_ROWS && q.pointer().is_multiple_of(16)
+            fits && like && shape[1] <= SPLIT_KEY_ROWS && q.pointer().is_multiple_of(16)
         };
         let grouped = heads.kv > 0 && query.is_multiple_of(heads.kv) && matches!(dim, 64 | 128);
         if !grouped || !calls.iter().all(suits) {
@@ -98,13 +98,13 @@ impl Device {
         for (q, kv, mask) in calls {
             let out = all.part(start, start + q.shape()[1]);
             start += q.shape()[1];
-            let place = Place { out: out.pointer(), lse: 0, row: (query * dim) as i64 };
-            asked.push(Asked { q: q.heads_first()?, keys: kv.view(0, kv.len()), mask: *mask, place });
+            let place = ResultAddress { out: out.pointer(), lse: 0, row: (query * dim) as i64 };
+            asked.push(AskedRows { q: q.heads_first()?, keys: kv.view(0, kv.len()), mask: *mask, place });
             outputs.push(out);
         }
         let (rounds, _held) = self.rounds(heads, asked.into_iter())?;
         let mut table = Table::default();
-        let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
+        let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let sent = self.send(&table)?;
         for (round, places) in rounds.iter().zip(laid) {
             self.attend_round(heads, round, &places, &sent)?;

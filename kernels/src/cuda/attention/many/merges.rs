@@ -1,6 +1,6 @@
 //! Merge of packed partials on the device.
 
-use super::super::super::device::{Device, Spread, launch, padded, typed};
+use super::super::super::device::{Device, LaunchShape, launch, padded, typed};
 use super::super::super::tensor::Tensor;
 use super::table::{Sent, Table};
 use crate::operands::packed::check_parts;
@@ -18,7 +18,7 @@ struct MergedRow {
 
 /// What partials are merged to.
 #[derive(Clone, Copy)]
-pub(super) enum To<'a> {
+pub(super) enum MergeTarget<'a> {
     /// Packed rows.
     Rows(u64),
     /// Outputs alone, in the tensor's type.
@@ -37,7 +37,7 @@ impl Device {
         let row = heads.packed_row();
         let rows: usize = parts.iter().map(|part| part[0].len() / row).sum();
         let results = self.alloc(4 * row * rows)?;
-        self.merge_uploaded(heads, parts, To::Rows(results.pointer))?;
+        self.merge_uploaded(heads, parts, MergeTarget::Rows(results.pointer))?;
         self.download_floats(results.pointer, row * rows, packed)
     }
 
@@ -51,11 +51,11 @@ impl Device {
         check_parts(heads, parts)?;
         let rows = parts.iter().map(|part| part[0].len() / heads.packed_row()).sum();
         let out = self.empty(&[rows, heads.query * heads.dim], dtype)?;
-        self.merge_uploaded(heads, parts, To::Outputs(&out))?;
+        self.merge_uploaded(heads, parts, MergeTarget::Outputs(&out))?;
         Ok(out)
     }
 
-    fn merge_uploaded(&self, heads: Heads, parts: &[Vec<&[f32]>], to: To<'_>) -> Result<(), KernelError> {
+    fn merge_uploaded(&self, heads: Heads, parts: &[Vec<&[f32]>], to: MergeTarget<'_>) -> Result<(), KernelError> {
         let mut table = Table::default();
         // Partials first, so that their places are known once there is memory.
         let starts: Vec<Vec<u64>> =
@@ -79,19 +79,21 @@ impl Device {
         heads: Heads,
         merges: &Merges,
         (sent, places): (&Sent, [u64; 2]),
-        to: To<'_>,
+        to: MergeTarget<'_>,
     ) -> Result<(), KernelError> {
         if merges.rows.is_empty() {
             return Ok(());
         }
         let threads = heads.dim.next_multiple_of(32).clamp(32, 256) as u32;
         let most = merges.rows.iter().map(|row| row.count).max().unwrap_or(0) as usize;
-        let spread = Spread { blocks: (merges.rows.len(), heads.query), threads, shared: padded(most) };
+        let spread = LaunchShape { blocks: (merges.rows.len(), heads.query), threads, shared: padded(most) };
         let (query, dim) = (heads.query as i32, heads.dim as i32);
         let carried = if matches!(sent, Sent::Carried(_)) { "_carried" } else { "" };
         let (name, out) = match to {
-            To::Rows(out) => (format!("merge_rows{carried}"), out),
-            To::Outputs(tensor) => (typed(&format!("merge_outputs{carried}"), tensor.dtype()), tensor.pointer()),
+            MergeTarget::Rows(out) => (format!("merge_rows{carried}"), out),
+            MergeTarget::Outputs(tensor) => {
+                (typed(&format!("merge_outputs{carried}"), tensor.dtype()), tensor.pointer())
+            }
         };
         match sent {
             Sent::Carried(table) => {

@@ -1,9 +1,9 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
-use super::super::super::device::{Buffer, Device, Spread, launch};
+use super::super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
 use super::super::super::tensor::View;
 use super::super::call::{Pieces, Tiled};
-use super::super::mapped::{Laid, Mapped};
+use super::super::mapped::{EncodedMaps, Mapped};
 use super::super::own::{CHUNK, PIECE, Tiling, combining};
 use super::table::{Sent, Table};
 use crate::{Heads, KernelError, Mask};
@@ -26,19 +26,19 @@ struct Item {
 #[derive(Clone, Copy)]
 struct PlacedCombination {
     pieces: Pieces,
-    place: Place,
+    place: ResultAddress,
 }
 
 /// Where results go: outputs, log-sum-exps unless 0, and elements from row to row.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct ResultAddress {
     pub out: u64,
     pub lse: u64,
     pub row: i64,
 }
 
-impl Place {
+impl ResultAddress {
     /// Packed rows from `out` on.
     pub fn packed(heads: Heads, out: u64) -> Self {
         Self { out, lse: out + (4 * heads.query * heads.dim) as u64, row: heads.packed_row() as i64 }
@@ -52,26 +52,26 @@ impl Place {
 }
 
 /// Rows, the keys that they see, and where their results go.
-pub(super) struct Asked<'a> {
+pub(super) struct AskedRows<'a> {
     pub q: View<'a>,
     /// Keys and values.
     pub keys: [View<'a>; 2],
     pub mask: Mask,
-    pub place: Place,
+    pub place: ResultAddress,
 }
 
 /// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
-struct Call {
+struct RoundCall {
     asking: Tiled,
-    laid: Option<Laid>,
+    laid: Option<EncodedMaps>,
     pieces: usize,
-    place: Place,
+    place: ResultAddress,
 }
 
 /// Calls whose partials are held together.
 #[derive(Default)]
 pub(super) struct Round {
-    calls: Vec<(Tiled, Option<Laid>)>,
+    calls: Vec<(Tiled, Option<EncodedMaps>)>,
     combinations: Vec<PlacedCombination>,
     /// What blocks of threads do, of calls in small tiles and of calls in large ones.
     items: [Vec<Item>; 2],
@@ -80,7 +80,7 @@ pub(super) struct Round {
 }
 
 /// Where a round's structures lie in the table.
-pub(super) struct Places {
+pub(super) struct RoundLayout {
     calls: u64,
     combinations: u64,
     items: [u64; 2],
@@ -92,8 +92,8 @@ impl Device {
     pub(super) fn rounds<'a>(
         &self,
         heads: Heads,
-        asked: impl Iterator<Item = Asked<'a>>,
-    ) -> Result<(Vec<Round>, [Buffer; 2]), KernelError> {
+        asked: impl Iterator<Item = AskedRows<'a>>,
+    ) -> Result<(Vec<Round>, [DeviceBuffer; 2]), KernelError> {
         let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
         let (least, most_asked) = asked.size_hint();
         let mut calls = Vec::with_capacity(most_asked.unwrap_or(least));
@@ -121,7 +121,7 @@ impl Device {
         &self,
         heads: Heads,
         round: &Round,
-        places: &Places,
+        places: &RoundLayout,
         sent: &Sent,
     ) -> Result<(), KernelError> {
         let Heads { query, kv, dim } = heads;
@@ -143,7 +143,7 @@ impl Device {
         }
         let [packed, pieces] = round.most;
         let (depth, spread) = combining(pieces, packed);
-        let spread = Spread { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
+        let spread = LaunchShape { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
         let (list, packed, group) = (places.combinations, packed as i32, (query / kv) as i32);
         match sent {
             Sent::Carried(table) => {
@@ -159,11 +159,11 @@ impl Device {
     }
 }
 
-impl<'a> Asked<'a> {
-    fn calls(self, laid: Option<Laid>) -> impl Iterator<Item = Call> + 'a {
+impl<'a> AskedRows<'a> {
+    fn calls(self, laid: Option<EncodedMaps>) -> impl Iterator<Item = RoundCall> + 'a {
         let Self { q, keys, mask, place } = self;
         let (count, rows) = (keys[0].rows, q.shape()[1]);
-        (0..rows).step_by(CHUNK).map(move |first| Call {
+        (0..rows).step_by(CHUNK).map(move |first| RoundCall {
             asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
             laid,
             pieces: count.div_ceil(PIECE).max(1),
@@ -172,7 +172,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl Call {
+impl RoundCall {
     fn bytes(&self, heads: Heads) -> [usize; 2] {
         Pieces::bytes(heads.kv, self.pieces, self.asking.packed(), heads.dim)
     }
@@ -180,7 +180,7 @@ impl Call {
 
 impl Round {
     /// With its partials from these addresses on.
-    fn of(heads: Heads, calls: Vec<Call>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
+    fn of(heads: Heads, calls: Vec<RoundCall>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
         let mut round = Self::default();
         for call in calls {
             let packed = call.asking.packed();
@@ -200,7 +200,7 @@ impl Round {
         round
     }
 
-    pub fn lay(&self, table: &mut Table) -> Places {
+    pub fn lay(&self, table: &mut Table) -> RoundLayout {
         let calls = match self.calls.first() {
             Some((_, Some(_))) => table.append(
                 self.calls.iter().map(|(call, laid)| Mapped::of(*call, laid.expect("all keys are laid alike"))),
@@ -209,6 +209,6 @@ impl Round {
         };
         let combinations = table.push(&self.combinations);
         let items = [0, 1].map(|at: usize| table.push(&self.items[at]));
-        Places { calls, combinations, items }
+        RoundLayout { calls, combinations, items }
     }
 }

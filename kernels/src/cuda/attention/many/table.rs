@@ -1,6 +1,6 @@
 //! Structures of a launch's kernels, sent to them together.
 
-use super::super::super::device::{Buffer, Carried, Device};
+use super::super::super::device::{Carried, Device, DeviceBuffer};
 use crate::KernelError;
 
 /// Structures as kernels declare them, one behind the other, to be uploaded together.
@@ -41,7 +41,7 @@ impl Table {
 /// A table as kernels get it: with their arguments, or in device memory.
 pub enum Sent {
     Carried(Box<Carried>),
-    Lies(Buffer),
+    Lies(DeviceBuffer),
 }
 
 impl Device {

@@ -1,11 +1,11 @@
 //! All that attention is to a step whose context is on this device: one table, launches behind each other, nobody waited for.
 
-use super::super::super::device::{Buffer, Device};
-use super::super::super::kv::Kv;
+use super::super::super::device::{Device, DeviceBuffer};
+use super::super::super::kv::CudaKv;
 use super::super::super::tensor::Tensor;
 use super::asks::{add_parts, asked_of};
-use super::merges::{Merges, To};
-use super::rounds::Places;
+use super::merges::{MergeTarget, Merges};
+use super::rounds::RoundLayout;
 use super::table::Table;
 use crate::operands::packed::check_asks;
 use crate::{Ask, DType, Heads, KernelError, Merging};
@@ -20,9 +20,9 @@ struct Slot {
 }
 
 /// The slots of asks, of what was given, and of what is merged of them, and memory for all but the given.
-struct Slots {
+struct TreeSlots {
     all: Vec<Slot>,
-    memory: Buffer,
+    memory: DeviceBuffer,
     next: u64,
     /// Bytes of a packed row.
     each: usize,
@@ -34,7 +34,7 @@ impl Device {
         &self,
         heads: Heads,
         q: &Tensor,
-        (asks, given): (&[Ask<'_, Kv>], &[Tensor]),
+        (asks, given): (&[Ask<'_, CudaKv>], &[Tensor]),
         (merging, dtype): (&Merging, DType),
     ) -> Result<Option<Tensor>, KernelError> {
         let rows = checked_rows(heads, q, (asks, given), merging)?;
@@ -52,7 +52,7 @@ impl Device {
         let asked = asked_of(heads, q.token_major(heads.query)?, parts.iter(), places);
         let (rounds, _held) = self.rounds(heads, asked)?;
         let mut table = Table::default();
-        let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
+        let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let levels = merging.levels.iter().map(|level| {
             let merges = slots.merge(level);
             (merges.lay(&mut table), merges)
@@ -70,21 +70,27 @@ impl Device {
             self.attend_round(heads, round, &places, &sent)?;
         }
         for (at, merges) in &levels {
-            self.merge_laid(heads, merges, (&sent, *at), To::Rows(slots.memory.pointer))?;
+            self.merge_laid(heads, merges, (&sent, *at), MergeTarget::Rows(slots.memory.pointer))?;
         }
         let out = self.empty(&[done, heads.query * heads.dim], dtype)?;
-        self.merge_laid(heads, &tops, (&sent, top), To::Outputs(&out))?;
+        self.merge_laid(heads, &tops, (&sent, top), MergeTarget::Outputs(&out))?;
         Ok(Some(out))
     }
 
     /// Slots for each ask's ranges, and those given; memory for them and for what is merged. `rows` are those of all slots.
-    fn slots(&self, heads: Heads, ranges: &[usize], given: &[Tensor], rows: &[usize]) -> Result<Slots, KernelError> {
+    fn slots(
+        &self,
+        heads: Heads,
+        ranges: &[usize],
+        given: &[Tensor],
+        rows: &[usize],
+    ) -> Result<TreeSlots, KernelError> {
         let (asked, others) = rows.split_at(ranges.len());
         let (given_rows, merged) = others.split_at(given.len());
         let each = 4 * heads.packed_row();
         let held = ranges.iter().zip(asked).map(|(ranges, rows)| ranges * rows).chain(merged.iter().copied());
         let memory = self.alloc(each * held.sum::<usize>())?;
-        let mut slots = Slots { all: Vec::with_capacity(rows.len()), next: memory.pointer, memory, each };
+        let mut slots = TreeSlots { all: Vec::with_capacity(rows.len()), next: memory.pointer, memory, each };
         for (&ranges, &rows) in ranges.iter().zip(asked) {
             let at = slots.take(ranges * rows);
             slots.all.push(Slot { rows, at, ranges });
@@ -95,7 +101,7 @@ impl Device {
     }
 }
 
-impl Slots {
+impl TreeSlots {
     /// Memory for so many rows.
     fn take(&mut self, rows: usize) -> u64 {
         let at = self.next;
@@ -128,7 +134,7 @@ impl Slots {
 fn checked_rows(
     heads: Heads,
     q: &Tensor,
-    (asks, given): (&[Ask<'_, Kv>], &[Tensor]),
+    (asks, given): (&[Ask<'_, CudaKv>], &[Tensor]),
     merging: &Merging,
 ) -> Result<Vec<usize>, KernelError> {
     check_asks(heads, q.shape(), asks, |ask| ask.kv.len())?;

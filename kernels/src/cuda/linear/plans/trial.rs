@@ -3,7 +3,7 @@
 
 use super::super::super::device::Device;
 use super::super::super::tensor::Tensor;
-use super::super::eight::Eight;
+use super::super::eight::Fp8Rows;
 use super::super::product::{Key, Operands};
 use crate::{DType, KernelError};
 
@@ -18,7 +18,7 @@ pub(super) struct Trial {
     x: Tensor,
     weight: Tensor,
     /// The same in 8 bits, where that is asked for.
-    eight: Option<[Eight; 2]>,
+    eight: Option<[Fp8Rows; 2]>,
     bias: Tensor,
     residual: Tensor,
     out: Tensor,

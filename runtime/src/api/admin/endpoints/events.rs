@@ -23,12 +23,12 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// After so much silence a comment says that the stream lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// When a client that was cut off comes back.
-const OPENING: &[u8] = b"retry: 2000\n\n";
+const RETRY_EVENT: &[u8] = b"retry: 2000\n\n";
 
 /// Behind the `?`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Wanted {
+pub struct EventsQuery {
     after: Option<String>,
     follow: Option<String>,
 }
@@ -36,21 +36,21 @@ pub struct Wanted {
 #[get("/events")]
 pub async fn events(
     state: Data<AdminState>,
-    wanted: Query<Wanted>,
+    wanted: Query<EventsQuery>,
     request: HttpRequest,
 ) -> Result<impl Responder, Refusal> {
     let after = wanted.after(&request)?;
     let follow = wanted.follow()?;
     let listener = state.supervisor.events(after).await?;
-    let told = Told { listener, follow, opened: false };
+    let reported = ClusterEventStream { listener, follow, opened: false };
     Ok(HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((CACHE_CONTROL, "no-cache"))
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(stream::unfold(told, next)))
+        .streaming(stream::unfold(reported, next)))
 }
 
-impl Wanted {
+impl EventsQuery {
     /// Behind which event; a header says it of a client that was cut off, whatever it asked at first.
     fn after(&self, request: &HttpRequest) -> Result<Option<EventId>, Refusal> {
         let header = request.headers().get(LAST_EVENT_ID).map(|value| String::from_utf8_lossy(value.as_bytes()));
@@ -78,24 +78,24 @@ impl Wanted {
 }
 
 /// A listener to the cluster, on its way to a client.
-struct Told {
+struct ClusterEventStream {
     listener: EventListener,
     follow: bool,
     opened: bool,
 }
 
-async fn next(mut told: Told) -> Option<(Result<Bytes, Infallible>, Told)> {
-    let piece = if !std::mem::replace(&mut told.opened, true) {
-        Bytes::from_static(OPENING)
-    } else if told.follow {
-        match timeout(KEEP_ALIVE, told.listener.next()).await {
+async fn next(mut reported: ClusterEventStream) -> Option<(Result<Bytes, Infallible>, ClusterEventStream)> {
+    let piece = if !std::mem::replace(&mut reported.opened, true) {
+        Bytes::from_static(RETRY_EVENT)
+    } else if reported.follow {
+        match timeout(KEEP_ALIVE, reported.listener.next()).await {
             Ok(event) => worded(&*event?),
             Err(_) => Bytes::from_static(b": keep-alive\n\n"),
         }
     } else {
-        worded(&*told.listener.ready()?)
+        worded(&*reported.listener.ready()?)
     };
-    Some((Ok(piece), told))
+    Some((Ok(piece), reported))
 }
 
 fn worded(event: &ClusterEvent) -> Bytes {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use actix_web::{HttpRequest, HttpResponse, Responder, get, http::header::ContentType, web::Data};
-use asterism_actors::{api::HostHealth, metric, supervisor::Closed};
+use asterism_actors::{api::HostHealth, metric, supervisor::AdmissionClosed};
 
 use crate::{api::admin::AdminState, observe::metrics};
 
@@ -11,17 +11,18 @@ use crate::{api::admin::AdminState, observe::metrics};
 /// not asked, since it may have much to do first.
 #[get("/livez")]
 pub async fn live(state: Data<AdminState>) -> impl Responder {
-    let (mut response, said) = match state.supervisor.silence() {
+    let (mut response, stated) = match state.supervisor.silence() {
         None => (HttpResponse::Ok(), "ok\n".to_owned()),
         Some(_) if state.supervisor.waits_for_disk() => {
             (HttpResponse::Ok(), "ok, waits for the journal's disk\n".to_owned())
         }
         Some(silence) => {
-            let said = format!("supervisor hangs or has stopped: it did nothing for {:.1} s\n", silence.as_secs_f64());
-            (HttpResponse::ServiceUnavailable(), said)
+            let stated =
+                format!("supervisor hangs or has stopped: it did nothing for {:.1} s\n", silence.as_secs_f64());
+            (HttpResponse::ServiceUnavailable(), stated)
         }
     };
-    response.insert_header(ContentType::plaintext()).body(said)
+    response.insert_header(ContentType::plaintext()).body(stated)
 }
 
 #[get("/readyz")]
@@ -39,11 +40,11 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
             writeln!(body, "[{mark}] {} {health}{cause}", host.name).expect("a String takes every line");
         }
     }
-    let closed = state.supervisor.gate().closed();
+    let closed = state.supervisor.admission_gate().closed();
     let ready = cluster.ready && closed.is_none();
     match closed {
-        Some(Closed::Wrong(cause)) => body += &format!("self-test: {cause}\n"),
-        Some(Closed::Untested) => body += "self-test: not passed yet\n",
+        Some(AdmissionClosed::Wrong(cause)) => body += &format!("self-test: {cause}\n"),
+        Some(AdmissionClosed::Untested) => body += "self-test: not passed yet\n",
         None => {}
     }
     body += if ready { "ready\n" } else { "not ready\n" };

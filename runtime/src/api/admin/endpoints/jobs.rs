@@ -53,8 +53,8 @@ pub async fn list(state: Data<AdminState>, listing: Query<ListQuery>) -> Result<
     let states = listing.states("pending, running, succeeded, failed or cancelled")?;
     let (limit, oldest_first) = (listing.limit()?, listing.oldest_first()?);
     let filter = JobFilter { states, after: listing.into_inner().after, oldest_first, limit };
-    let told = Listed { pages: state.supervisor.job_pages(filter).await?, began: false };
-    Ok(HttpResponse::Ok().content_type(ContentType::json()).streaming(stream::unfold(Some(told), next_page)))
+    let reported = Listed { pages: state.supervisor.job_pages(filter).await?, began: false };
+    Ok(HttpResponse::Ok().content_type(ContentType::json()).streaming(stream::unfold(Some(reported), next_page)))
 }
 
 #[get("/jobs/{id}")]
@@ -65,9 +65,14 @@ pub async fn status(state: Data<AdminState>, id: Path<String>) -> Result<impl Re
 #[get("/jobs/{id}/events")]
 pub async fn events(state: Data<AdminState>, id: Path<String>) -> Result<impl Responder, Refusal> {
     let source = state.supervisor.watch(&id).await?;
-    let told =
-        Told { source, supervisor: state.supervisor.clone(), id: id.into_inner(), waiting: None, due: JOBS_AT_ONCE };
-    Ok(HttpResponse::Ok().content_type("application/x-ndjson").streaming(stream::unfold((told, 0), next_line)))
+    let reported = JobEventStream {
+        source,
+        supervisor: state.supervisor.clone(),
+        id: id.into_inner(),
+        waiting: None,
+        due: JOBS_AT_ONCE,
+    };
+    Ok(HttpResponse::Ok().content_type("application/x-ndjson").streaming(stream::unfold((reported, 0), next_line)))
 }
 
 #[delete("/jobs/{id}")]
@@ -91,26 +96,26 @@ struct Listed {
     began: bool,
 }
 
-async fn next_page(told: Option<Listed>) -> Option<(Result<Bytes, JobError>, Option<Listed>)> {
-    let mut told = told?;
-    let jobs = match told.pages.next().await {
+async fn next_page(reported: Option<Listed>) -> Option<(Result<Bytes, JobError>, Option<Listed>)> {
+    let mut reported = reported?;
+    let jobs = match reported.pages.next().await {
         Ok(jobs) => jobs,
         // The list is cut off, and no reader takes what it has for all.
         Err(error) => return Some((Err(error), None)),
     };
     let mut piece = String::new();
     for job in jobs.iter().flatten() {
-        piece.push(if std::mem::replace(&mut told.began, true) { ',' } else { '[' });
+        piece.push(if std::mem::replace(&mut reported.began, true) { ',' } else { '[' });
         piece += &serde_json::to_string(job).expect("a status is plain values");
     }
     let ends = jobs.is_none();
     if ends {
-        piece.push_str(if told.began { "]" } else { "[]" });
+        piece.push_str(if reported.began { "]" } else { "[]" });
     }
-    Some((Ok(piece.into()), (!ends).then_some(told)))
+    Some((Ok(piece.into()), (!ends).then_some(reported)))
 }
 
-type Line = Result<Bytes, std::convert::Infallible>;
+type EventLine = Result<Bytes, std::convert::Infallible>;
 
 /// After how many looks without an event an empty line says that the stream lives.
 const HEARTBEAT: u32 = 10;
@@ -120,7 +125,7 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 const JOBS_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A listener to a job, and what it has heard of its waiting.
-struct Told {
+struct JobEventStream {
     source: Listener,
     supervisor: Supervisor,
     id: String,
@@ -128,7 +133,7 @@ struct Told {
     due: Duration,
 }
 
-impl Told {
+impl JobEventStream {
     /// The next event; none when for a while nothing happened that is new, and nothing at all at the end.
     async fn next(&mut self) -> Option<Option<JobEvent>> {
         let heard = timeout(self.due, self.source.next()).await;
@@ -138,8 +143,8 @@ impl Told {
             // A supervisor that is about to end says nothing any more.
             Err(_) => {
                 let waiting = self.supervisor.waiting(&self.id).await.unwrap_or_default();
-                let news = std::mem::replace(&mut self.waiting, waiting.clone()) != waiting;
-                return Some(news.then_some(JobEvent::Waiting { waiting }));
+                let update = std::mem::replace(&mut self.waiting, waiting.clone()) != waiting;
+                return Some(update.then_some(JobEvent::Waiting { waiting }));
             }
         };
         if matches!(event, JobEvent::Phase { phase: JobPhase::Queued | JobPhase::Recovering }) {
@@ -149,14 +154,14 @@ impl Told {
     }
 }
 
-async fn next_line((mut told, mut silent): (Told, u32)) -> Option<(Line, (Told, u32))> {
+async fn next_line((mut reported, mut silent): (JobEventStream, u32)) -> Option<(EventLine, (JobEventStream, u32))> {
     let mut line = loop {
-        match told.next().await? {
+        match reported.next().await? {
             Some(event) => break serde_json::to_vec(&event).expect("an event is plain values"),
             None if silent >= HEARTBEAT => break Vec::new(),
             None => silent += 1,
         }
     };
     line.push(b'\n');
-    Some((Ok(Bytes::from(line)), (told, 0)))
+    Some((Ok(Bytes::from(line)), (reported, 0)))
 }

@@ -23,13 +23,13 @@ pub struct Operation {
     /// One line.
     pub summary: &'static str,
     /// Its body.
-    pub takes: Option<Takes>,
+    pub takes: Option<RequestSchema>,
     /// Its answer.
-    pub gives: Gives,
+    pub gives: ResponseSchema,
 }
 
 /// A body of JSON.
-pub struct Takes {
+pub struct RequestSchema {
     /// Its schema.
     pub make: Make,
     /// Whether it may be left out.
@@ -37,7 +37,7 @@ pub struct Takes {
 }
 
 /// What a request that is not refused is answered with.
-pub enum Gives {
+pub enum ResponseSchema {
     /// JSON.
     Json {
         /// Under this status.
@@ -56,42 +56,47 @@ pub enum Gives {
     Nothing,
 }
 
-const fn gives<T: JsonSchema>() -> Gives {
-    Gives::Json { status: "200", make: schema::<T> }
+const fn response_schema<T: JsonSchema>() -> ResponseSchema {
+    ResponseSchema::Json { status: "200", make: schema::<T> }
 }
 
-const fn accepts<T: JsonSchema>() -> Gives {
-    Gives::Json { status: "202", make: schema::<T> }
+const fn accepts<T: JsonSchema>() -> ResponseSchema {
+    ResponseSchema::Json { status: "202", make: schema::<T> }
 }
 
-const fn text(kind: &'static str) -> Gives {
-    Gives::Text { kind, statuses: &["200"] }
+const fn text(kind: &'static str) -> ResponseSchema {
+    ResponseSchema::Text { kind, statuses: &["200"] }
 }
 
-const fn takes<T: JsonSchema>() -> Option<Takes> {
-    Some(Takes { make: schema::<T>, required: true })
+const fn request_schema<T: JsonSchema>() -> Option<RequestSchema> {
+    Some(RequestSchema { make: schema::<T>, required: true })
 }
 
-const fn may_take<T: JsonSchema>() -> Option<Takes> {
-    Some(Takes { make: schema::<T>, required: false })
+const fn may_take<T: JsonSchema>() -> Option<RequestSchema> {
+    Some(RequestSchema { make: schema::<T>, required: false })
 }
 
 type Named = (&'static str, &'static str);
 
-const fn get(path: &'static str, (id, summary): Named, gives: Gives) -> Operation {
+const fn get(path: &'static str, (id, summary): Named, gives: ResponseSchema) -> Operation {
     Operation { method: "GET", path, id, summary, takes: None, gives }
 }
 
-const fn post(path: &'static str, (id, summary): Named, takes: Option<Takes>, gives: Gives) -> Operation {
+const fn post(
+    path: &'static str,
+    (id, summary): Named,
+    takes: Option<RequestSchema>,
+    gives: ResponseSchema,
+) -> Operation {
     Operation { method: "POST", path, id, summary, takes, gives }
 }
 
-const fn delete(path: &'static str, (id, summary): Named, gives: Gives) -> Operation {
+const fn delete(path: &'static str, (id, summary): Named, gives: ResponseSchema) -> Operation {
     Operation { method: "DELETE", path, id, summary, takes: None, gives }
 }
 
 const PLAIN: &str = "text/plain";
-const PROBE: Gives = Gives::Text { kind: PLAIN, statuses: &["200", "503"] };
+const PROBE: ResponseSchema = ResponseSchema::Text { kind: PLAIN, statuses: &["200", "503"] };
 
 /// All of it.
 pub const OPERATIONS: &[Operation] = &[
@@ -101,59 +106,73 @@ pub const OPERATIONS: &[Operation] = &[
     get("/", ("console", "The console."), text("text/html")),
     get("/console.css", ("console_style", "The console's style."), text("text/css")),
     get("/console.js", ("console_program", "The console's program."), text("text/javascript")),
-    get("/api/openapi.json", ("openapi", "This document."), gives::<serde_json::Value>()),
-    post("/api/v1/jobs", ("submit_job", "Submits a job."), takes::<JobRequest>(), accepts::<Submitted>()),
-    get("/api/v1/jobs", ("list_jobs", "Jobs, newest first."), gives::<Vec<JobStatus>>()),
-    get("/api/v1/jobs/{id}", ("show_job", "A job, with its answer so far."), gives::<JobStatus>()),
+    get("/api/openapi.json", ("openapi", "This document."), response_schema::<serde_json::Value>()),
+    post("/api/v1/jobs", ("submit_job", "Submits a job."), request_schema::<JobRequest>(), accepts::<Submitted>()),
+    get("/api/v1/jobs", ("list_jobs", "Jobs, newest first."), response_schema::<Vec<JobStatus>>()),
+    get("/api/v1/jobs/{id}", ("show_job", "A job, with its answer so far."), response_schema::<JobStatus>()),
     get(
         "/api/v1/jobs/{id}/events",
         ("watch_job", "What happens to a job until it ends: a JobEvent a line."),
         text("application/x-ndjson"),
     ),
-    delete("/api/v1/jobs/{id}", ("delete_job", "Cancels a job."), gives::<JobStatus>()),
-    post("/api/v1/jobs/{id}/cancel", ("cancel_job", "Cancels a job."), None, gives::<JobStatus>()),
-    get("/api/v1/hosts", ("list_hosts", "Hosts, in the order of the cluster file."), gives::<Vec<HostStatus>>()),
-    get("/api/v1/hosts/{name}", ("show_host", "A host."), gives::<HostStatus>()),
-    post("/api/v1/hosts/{name}/cordon", ("cordon_host", "Gives a host nothing new."), None, gives::<HostStatus>()),
-    post("/api/v1/hosts/{name}/uncordon", ("uncordon_host", "Gives a host work again."), None, gives::<HostStatus>()),
+    delete("/api/v1/jobs/{id}", ("delete_job", "Cancels a job."), response_schema::<JobStatus>()),
+    post("/api/v1/jobs/{id}/cancel", ("cancel_job", "Cancels a job."), None, response_schema::<JobStatus>()),
+    get(
+        "/api/v1/hosts",
+        ("list_hosts", "Hosts, in the order of the cluster file."),
+        response_schema::<Vec<HostStatus>>(),
+    ),
+    get("/api/v1/hosts/{name}", ("show_host", "A host."), response_schema::<HostStatus>()),
+    post(
+        "/api/v1/hosts/{name}/cordon",
+        ("cordon_host", "Gives a host nothing new."),
+        None,
+        response_schema::<HostStatus>(),
+    ),
+    post(
+        "/api/v1/hosts/{name}/uncordon",
+        ("uncordon_host", "Gives a host work again."),
+        None,
+        response_schema::<HostStatus>(),
+    ),
     post(
         "/api/v1/hosts/{name}/drain",
         ("drain_host", "Moves what a host holds to others."),
         may_take::<Drain>(),
-        gives::<HostStatus>(),
+        response_schema::<HostStatus>(),
     ),
     post(
         "/api/v1/hosts/{name}/replace",
         ("replace_host", "Gives a lost host's place to a spare."),
-        takes::<Replacement>(),
-        gives::<HostStatus>(),
+        request_schema::<Replacement>(),
+        response_schema::<HostStatus>(),
     ),
     post(
         "/api/v1/sessions",
         ("create_session", "Encodes and pins a context."),
-        takes::<SessionRequest>(),
+        request_schema::<SessionRequest>(),
         accepts::<SessionStatus>(),
     ),
-    get("/api/v1/sessions", ("list_sessions", "Sessions, by name."), gives::<Vec<SessionStatus>>()),
-    get("/api/v1/sessions/{name}", ("show_session", "A session."), gives::<SessionStatus>()),
+    get("/api/v1/sessions", ("list_sessions", "Sessions, by name."), response_schema::<Vec<SessionStatus>>()),
+    get("/api/v1/sessions/{name}", ("show_session", "A session."), response_schema::<SessionStatus>()),
     post(
         "/api/v1/sessions/{name}/append",
         ("append_session", "Goes on with a session's context."),
-        takes::<AppendRequest>(),
+        request_schema::<AppendRequest>(),
         accepts::<SessionStatus>(),
     ),
     post(
         "/api/v1/sessions/{name}/extend",
         ("extend_session", "Has a session end later, or earlier."),
-        takes::<Extension>(),
-        gives::<SessionStatus>(),
+        request_schema::<Extension>(),
+        response_schema::<SessionStatus>(),
     ),
-    delete("/api/v1/sessions/{name}", ("drop_session", "Ends a session."), Gives::Nothing),
+    delete("/api/v1/sessions/{name}", ("drop_session", "Ends a session."), ResponseSchema::Nothing),
     post(
         "/api/v1/join-tokens",
         ("create_join_token", "A token for one further machine."),
-        takes::<Joining>(),
-        gives::<Token>(),
+        request_schema::<Joining>(),
+        response_schema::<Token>(),
     ),
     post(
         "/api/v1/self-test",
@@ -161,20 +180,20 @@ pub const OPERATIONS: &[Operation] = &[
         None,
         accepts::<SelfTestReport>(),
     ),
-    get("/api/v1/self-test", ("show_self_test", "The latest self-test."), gives::<SelfTestReport>()),
+    get("/api/v1/self-test", ("show_self_test", "The latest self-test."), response_schema::<SelfTestReport>()),
     post(
         "/api/v1/links",
         ("measure_links", "Has hosts measure their links, unless they do."),
         None,
         accepts::<LinksReport>(),
     ),
-    get("/api/v1/links", ("show_links", "What links were measured to take."), gives::<LinksReport>()),
-    get("/api/v1/topology", ("topology", "The cluster and its hosts."), gives::<ClusterStatus>()),
+    get("/api/v1/links", ("show_links", "What links were measured to take."), response_schema::<LinksReport>()),
+    get("/api/v1/topology", ("topology", "The cluster and its hosts."), response_schema::<ClusterStatus>()),
     get(
         "/api/v1/events",
         ("events", "What happens in the cluster: server-sent events, each a ClusterEvent."),
         text("text/event-stream"),
     ),
-    get("/api/v1/version", ("version", "What the supervisor's program is."), gives::<Version>()),
+    get("/api/v1/version", ("version", "What the supervisor's program is."), response_schema::<Version>()),
     post("/api/v1/shutdown", ("shut_down", "Ends the supervisor."), None, accepts::<Stopping>()),
 ];

@@ -41,7 +41,7 @@ pub enum CheckOutcome {
 
 /// A canary and its end.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct CanaryRun {
     /// What was asked.
     pub check: Check,
     /// How it ended.
@@ -63,14 +63,14 @@ pub fn outcome(status: &JobStatus) -> CheckOutcome {
 }
 
 /// What answers are compared with.
-struct Reference<'a> {
+struct ReferenceAnswers<'a> {
     tokens: &'a [u32],
     text: &'a str,
-    run: &'a Run,
+    run: &'a CanaryRun,
     finds: bool,
 }
 
-impl Run {
+impl CanaryRun {
     fn answer(&self) -> Option<(&[u32], &str)> {
         match &self.outcome {
             CheckOutcome::Answered { tokens, text } => Some((tokens, text)),
@@ -85,9 +85,9 @@ impl Run {
 }
 
 /// Judges every canary.
-pub fn judge(runs: &[Run], rules: CheckRules) -> Vec<SelfTestCheck> {
+pub fn judge(runs: &[CanaryRun], rules: CheckRules) -> Vec<SelfTestCheck> {
     let references = [reference(runs, CheckKind::Alone), reference(runs, CheckKind::LongAlone)];
-    let judged = |run: &Run| {
+    let judged = |run: &CanaryRun| {
         let reference = references[usize::from(run.check.kind.is_long())].as_ref();
         let (verdict, note) = judge_one(run, reference, rules);
         let Check { name, request, hosts, .. } = &run.check;
@@ -109,7 +109,7 @@ pub fn judge(runs: &[Run], rules: CheckRules) -> Vec<SelfTestCheck> {
 }
 
 /// The answer of most hosts alone; one that holds the fact counts more than any number that do not.
-fn reference(runs: &[Run], kind: CheckKind) -> Option<Reference<'_>> {
+fn reference(runs: &[CanaryRun], kind: CheckKind) -> Option<ReferenceAnswers<'_>> {
     let mut votes: BTreeMap<&[u32], (bool, usize, usize)> = BTreeMap::new();
     for (at, run) in runs.iter().enumerate().filter(|(_, run)| run.check.kind == kind) {
         if let Some((tokens, _)) = run.answer() {
@@ -120,10 +120,14 @@ fn reference(runs: &[Run], kind: CheckKind) -> Option<Reference<'_>> {
     let best =
         votes.into_iter().max_by_key(|(_, (finds, count, first))| (*finds, *count, std::cmp::Reverse(*first)))?;
     let (tokens, (finds, _, first)) = best;
-    Some(Reference { tokens, text: runs[first].answer()?.1, run: &runs[first], finds })
+    Some(ReferenceAnswers { tokens, text: runs[first].answer()?.1, run: &runs[first], finds })
 }
 
-fn judge_one(run: &Run, reference: Option<&Reference<'_>>, rules: CheckRules) -> (Verdict, Option<String>) {
+fn judge_one(
+    run: &CanaryRun,
+    reference: Option<&ReferenceAnswers<'_>>,
+    rules: CheckRules,
+) -> (Verdict, Option<String>) {
     let (tokens, text) = match &run.outcome {
         CheckOutcome::Answered { tokens, text } => (tokens, text),
         CheckOutcome::Failed(cause) => return (Verdict::Wrong, Some(cause.clone())),

@@ -11,7 +11,7 @@ use actix_web::{
     body::{BodySize, MessageBody},
     http::header::ContentType,
 };
-use asterism_actors::room::Share;
+use asterism_actors::capacity::CapacityShare;
 use bytes::Bytes;
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ use crate::api::http::error::Refusal;
 /// An answer in memory, with its share of that.
 struct Charged {
     answer: Bytes,
-    _share: Share,
+    _share: CapacityShare,
 }
 
 impl MessageBody for Charged {

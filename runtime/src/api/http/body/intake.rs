@@ -14,7 +14,7 @@ use actix_web::{
 };
 use asterism_actors::{
     JobError,
-    room::{Holder, Room, Share},
+    capacity::{CapacityShare, Holder, SharedCapacity},
     supervisor::ModelFront,
 };
 use bytes::Bytes;
@@ -31,7 +31,7 @@ use crate::api::http::{
 /// Memory of bodies that are read, parsed and tokenised at once, whichever listener they came to.
 const ALL_BYTES: usize = 256 << 20;
 /// Largest body, whatever the model takes.
-const MOST_BYTES: usize = 32 << 20;
+const BODY_BYTES: usize = 32 << 20;
 /// Bytes of a body beside its texts.
 const REST_BYTES: usize = 64 << 10;
 /// Largest body of a request that brings no text.
@@ -40,7 +40,7 @@ const SMALL_BYTES: usize = 16 << 10;
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
 /// Longest wait for more of a body, and for all of it.
 const MORE_WITHIN: Duration = Duration::from_secs(10);
-const READ_WITHIN: Duration = Duration::from_secs(60);
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How much of a refused body is thrown away, and how long, so that its sender hears why: who cannot send on looks for no answer.
 const DRAINED_BYTES: usize = 256 << 20;
 const DRAINED_WITHIN: Duration = Duration::from_secs(3);
@@ -52,7 +52,7 @@ const PARSED_HERE: usize = 64 << 10;
 #[derive(Clone)]
 pub struct Intake {
     most: usize,
-    room: Room,
+    room: SharedCapacity,
     /// What the most comes from, for refusals.
     model: Arc<str>,
 }
@@ -64,13 +64,13 @@ impl Intake {
         let texts = model.most_text_bytes().saturating_mul(3);
         let most = texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES);
         let model = format!("{} takes at most {} tokens", model.name, model.max_tokens);
-        Self { most: most.min(MOST_BYTES), room: Room::new(ALL_BYTES), model: model.into() }
+        Self { most: most.min(BODY_BYTES), room: SharedCapacity::new(ALL_BYTES), model: model.into() }
     }
 
     /// For bodies of so many bytes.
     #[cfg(test)]
     pub fn of_bytes(most: usize) -> Self {
-        Self { most, room: Room::new(ALL_BYTES), model: "a test".into() }
+        Self { most, room: SharedCapacity::new(ALL_BYTES), model: "a test".into() }
     }
 
     /// Bytes of the largest body, and of the longest line of a batch.
@@ -84,11 +84,11 @@ impl Intake {
         holder: &Holder,
         declared: Option<usize>,
         body: &mut Payload,
-    ) -> Result<(Vec<u8>, Share), Refusal> {
+    ) -> Result<(Vec<u8>, CapacityShare), Refusal> {
         if declared.is_some_and(|length| length > self.most) {
             return Err(self.too_large(declared, body).await);
         }
-        let (mut bytes, mut share, due) = (Vec::new(), self.room(holder, 0).await?, Instant::now() + READ_WITHIN);
+        let (mut bytes, mut share, due) = (Vec::new(), self.room(holder, 0).await?, Instant::now() + BODY_TIMEOUT);
         while let Some(chunk) = next(body, due).await? {
             if bytes.len() + chunk.len() > self.most {
                 drop((bytes, share));
@@ -101,12 +101,12 @@ impl Intake {
     }
 
     /// Room for so many bytes in memory.
-    pub async fn room(&self, holder: &Holder, bytes: usize) -> Result<Share, Refusal> {
+    pub async fn room(&self, holder: &Holder, bytes: usize) -> Result<CapacityShare, Refusal> {
         timeout(ROOM_WITHIN, self.room.take(holder, bytes)).await.map_err(|_| JobError::Busy.into())
     }
 
     /// The same for what nobody waits for on a connection.
-    pub async fn awaited(&self, holder: &Holder, bytes: usize) -> Share {
+    pub async fn awaited(&self, holder: &Holder, bytes: usize) -> CapacityShare {
         self.room.take(holder, bytes).await
     }
 
@@ -129,7 +129,7 @@ impl Intake {
     async fn parse<T: DeserializeOwned + Send + 'static>(
         &self,
         holder: &Holder,
-        (bytes, share): (Vec<u8>, &mut Share),
+        (bytes, share): (Vec<u8>, &mut CapacityShare),
     ) -> Result<T, actix_web::Error> {
         let (least, structure) = (share.amount(), self.structure(&bytes)?);
         share.merge(self.room(holder, structure).await?);
@@ -170,12 +170,12 @@ async fn next(body: &mut Payload, due: Instant) -> Result<Option<Bytes>, Refusal
 /// A request out of its body, and its share of the room, which it has until it is dropped.
 pub struct Taken<T> {
     request: T,
-    share: Share,
+    share: CapacityShare,
 }
 
 impl<T> Taken<T> {
     /// The request, and what is to be dropped when it has been answered.
-    pub fn into_parts(self) -> (T, Share) {
+    pub fn into_parts(self) -> (T, CapacityShare) {
         (self.request, self.share)
     }
 }
@@ -210,7 +210,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest for Body<T> {
         let json = check_json(request);
         let mut payload = payload.take();
         Box::pin(async move {
-            let (mut bytes, due) = (Vec::new(), Instant::now() + READ_WITHIN);
+            let (mut bytes, due) = (Vec::new(), Instant::now() + BODY_TIMEOUT);
             let mut share = intake.room(&holder, weight::unread(SMALL_BYTES)).await?;
             while let Some(chunk) = next(&mut payload, due).await? {
                 bytes.extend_from_slice(&chunk);
@@ -231,11 +231,11 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest for Body<T> {
 /// What a request's body may take, and who holds that.
 pub fn of(request: &HttpRequest) -> (Data<Intake>, Holder) {
     let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
-    (intake, request.extensions().get::<By>().and_then(|by| by.0.clone()))
+    (intake, request.extensions().get::<Requester>().and_then(|by| by.0.clone()))
 }
 
 /// Whose request it is, for shares of what all have.
-pub struct By(pub Holder);
+pub struct Requester(pub Holder);
 
 fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
     let packed =

@@ -5,35 +5,35 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix_web::{HttpRequest, HttpResponse, web::Data};
 use asterism_actors::{
     api::{JobEvent, JobStatus, bounds},
-    room::Share,
+    capacity::CapacityShare,
     supervisor::Listener,
 };
 
 use super::{
-    gone::ClientConnection,
-    running::Running,
+    completion_events::ChatVoice,
+    connection::ClientConnection,
+    running::RunningJob,
     stream,
-    voice::ChatVoice,
-    wire::{Head, Kind},
+    wire::{Head, RequestKind},
 };
 use crate::api::{
     http::{body::charged, span::RequestSpan},
-    openai::{ApiState, Checked, answers::running::outcome, keys::owner, refusal, requests::ask::Asked},
+    openai::{ApiState, Checked, answers::running::outcome, keys::owner, refusal, requests::ask::ParsedRequest},
 };
 
 /// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
 /// the job is taken.
 pub async fn give(
     (state, request): (Data<ApiState>, &HttpRequest),
-    (kind, text): (Kind, &'static str),
-    mut asked: Asked,
-    share: Share,
+    (kind, text): (RequestKind, &'static str),
+    mut asked: ParsedRequest,
+    share: CapacityShare,
 ) -> Checked<HttpResponse> {
     asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
     let client = ClientConnection::of(request);
     let streamed = asked.stream;
-    let operation = if kind == Kind::Chat { "chat" } else { "text_completion" };
-    let started = Running::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
+    let operation = if kind == RequestKind::Chat { "chat" } else { "text_completion" };
+    let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
     drop(share);
     let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
@@ -50,17 +50,20 @@ pub async fn give(
 }
 
 /// A text in an answer, and a token with how likely it was, in bytes while the answer is built.
-const OF_TEXT: usize = 8;
+const TEXT_COPIES: usize = 8;
 const OF_TOKEN: usize = 1024;
 
 /// Bytes that an answer takes while it is built, about.
 pub fn weight(status: &JobStatus) -> usize {
     let tokens: usize = status.logprobs.iter().map(|token| 1 + token.top.len()).sum();
-    OF_TEXT * status.text.len() + OF_TOKEN * (tokens + 4)
+    TEXT_COPIES * status.text.len() + OF_TOKEN * (tokens + 4)
 }
 
 /// How a job ended whose client waits for all of it.
-pub async fn ended((mut running, mut listener): (Running, Listener), client: &ClientConnection) -> Checked<JobStatus> {
+pub async fn ended(
+    (mut running, mut listener): (RunningJob, Listener),
+    client: &ClientConnection,
+) -> Checked<JobStatus> {
     loop {
         let event = tokio::select! {
             event = listener.next() => event.ok_or_else(refusal::stopping)?,

@@ -92,7 +92,7 @@ fn part(text: &str) -> Value {
 pub struct ResponseVoice {
     status: JobStatus,
     /// Bytes of text that went by.
-    said: u64,
+    stated: u64,
     /// What the client has heard already.
     after: Option<u64>,
 }
@@ -100,7 +100,7 @@ pub struct ResponseVoice {
 impl ResponseVoice {
     /// Of a job, behind the event of number `after`.
     pub fn new(status: JobStatus, after: Option<u64>) -> Self {
-        Self { status, said: 0, after }
+        Self { status, stated: 0, after }
     }
 
     /// An event of this number, unless it has been heard.
@@ -122,8 +122,8 @@ impl ResponseVoice {
     }
 
     fn delta(&mut self, text: &str) -> Option<Bytes> {
-        let before = RESPONSE_OPENING + self.said;
-        self.said += text.len() as u64;
+        let before = RESPONSE_OPENING + self.stated;
+        self.stated += text.len() as u64;
         let heard = usize::try_from(self.after.unwrap_or(0).saturating_sub(before)).unwrap_or(usize::MAX);
         // Numbers are told where characters end; another one gets the whole character.
         let unheard = (0..=heard.min(text.len())).rev().find_map(|at| text.get(at..))?;
@@ -131,11 +131,11 @@ impl ResponseVoice {
             return None;
         }
         let body = self.about_text(json!({ "delta": unheard, "logprobs": [] }));
-        self.event(RESPONSE_OPENING + self.said, "response.output_text.delta", body)
+        self.event(RESPONSE_OPENING + self.stated, "response.output_text.delta", body)
     }
 }
 
-impl stream::Voice for ResponseVoice {
+impl stream::StreamFormat for ResponseVoice {
     fn opening(&mut self) -> Vec<Bytes> {
         let mut begun = object(&self.status);
         (begun["status"], begun["output"], begun["usage"]) = ("in_progress".into(), json!([]), Value::Null);
@@ -157,20 +157,23 @@ impl stream::Voice for ResponseVoice {
 
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes> {
         let progress = super::wire::progress(hosts, time_ms);
-        self.event(RESPONSE_OPENING + self.said, "response.prompt_progress", json!({ "prompt_progress": progress }))
+        self.event(RESPONSE_OPENING + self.stated, "response.prompt_progress", json!({ "prompt_progress": progress }))
     }
 
     fn recovery(&mut self, recovery: &RecoveryStatus) -> Option<Bytes> {
-        self.event(RESPONSE_OPENING + self.said, "response.recovery", json!({ "recovery": recovery }))
+        self.event(RESPONSE_OPENING + self.stated, "response.recovery", json!({ "recovery": recovery }))
     }
 
     fn end(&mut self, status: JobStatus) -> Vec<Bytes> {
         self.status = status;
         // A job that had ended before anybody listened says all of it now.
-        let unsaid =
-            usize::try_from(self.said).ok().and_then(|said| self.status.text.get(said..)).unwrap_or("").to_owned();
+        let unsaid = usize::try_from(self.stated)
+            .ok()
+            .and_then(|stated| self.status.text.get(stated..))
+            .unwrap_or("")
+            .to_owned();
         let rest = self.delta(&unsaid);
-        let number = RESPONSE_OPENING + self.said;
+        let number = RESPONSE_OPENING + self.stated;
         let text = &self.status.text;
         let last = format!("response.{}", state(&self.status));
         let events = [
@@ -192,14 +195,14 @@ impl stream::Voice for ResponseVoice {
     }
 
     fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes> {
-        let said = json!({ "code": refusal.code(), "message": refusal.to_string(), "param": null });
-        self.event(RESPONSE_OPENING + self.said, "error", said).into_iter().collect()
+        let stated = json!({ "code": refusal.code(), "message": refusal.to_string(), "param": null });
+        self.event(RESPONSE_OPENING + self.stated, "error", stated).into_iter().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{stream::Voice as _, *};
+    use super::{stream::StreamFormat as _, *};
 
     fn status(text: &str, state: &str) -> JobStatus {
         serde_json::from_value(json!({

@@ -11,7 +11,7 @@ use tokio::{runtime::Handle, time::sleep};
 
 use crate::api::{
     http::{error::Refusal, pace::ResponseGuard, span::RequestSpan},
-    openai::{refusal, requests::ask::Asked},
+    openai::{refusal, requests::ask::ParsedRequest},
 };
 
 /// Jobs that are looked at together.
@@ -20,7 +20,7 @@ const LOOKED_AT: usize = 1000;
 const LATER: Duration = Duration::from_secs(1);
 
 /// A job, cancelled when this is dropped before its end.
-pub struct Running {
+pub struct RunningJob {
     supervisor: Supervisor,
     /// Its id.
     pub id: String,
@@ -29,11 +29,11 @@ pub struct Running {
     span: Option<RequestSpan>,
 }
 
-impl Running {
+impl RunningJob {
     /// Submits a job for a request, and listens to it.
     pub async fn start(
         supervisor: &Supervisor,
-        mut asked: Asked,
+        mut asked: ParsedRequest,
         mut span: Option<RequestSpan>,
     ) -> Result<(Self, Listener), JobError> {
         span.iter_mut().for_each(|span| span.asks(&supervisor.model().name));
@@ -61,7 +61,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningJob {
     fn drop(&mut self) {
         if self.is_free {
             return;
@@ -77,7 +77,7 @@ impl Drop for Running {
 }
 
 /// Submits a job. An answer whose length the request leaves open gets what room there is.
-pub async fn submit(supervisor: &Supervisor, asked: Asked) -> Result<String, JobError> {
+pub async fn submit(supervisor: &Supervisor, asked: ParsedRequest) -> Result<String, JobError> {
     let again = (!asked.is_limited).then(|| asked.job.clone());
     match (supervisor.submit(asked.job).await, again) {
         (Err(JobError::TooLong { context, query, maximum, .. }), Some(job)) if context + query < maximum => {

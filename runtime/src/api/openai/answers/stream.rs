@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use tokio::time::{Instant, sleep};
 
-use super::{gone::ClientConnection, running::Running};
+use super::{connection::ClientConnection, running::RunningJob};
 use crate::api::{
     http::error::Refusal,
     openai::{refusal, requests::ask::Streamed},
@@ -21,7 +21,7 @@ use crate::api::{
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// The words of a stream: what a client is sent for what a job says.
-pub trait Voice {
+pub trait StreamFormat {
     /// What comes first.
     fn opening(&mut self) -> Vec<Bytes>;
     /// More of the answer: a token, the text that it completes, and how likely it was where that is known.
@@ -37,11 +37,11 @@ pub trait Voice {
 }
 
 /// An answer on its way.
-struct Told {
-    running: Running,
+struct AnswerStream {
+    running: RunningJob,
     listener: Listener,
     client: ClientConnection,
-    voice: Box<dyn Voice>,
+    voice: Box<dyn StreamFormat>,
     says: Streamed,
     began: Instant,
     ready: VecDeque<Bytes>,
@@ -50,41 +50,41 @@ struct Told {
 
 /// Streams what a job says to its client.
 pub fn answer(
-    (running, listener): (Running, Listener),
+    (running, listener): (RunningJob, Listener),
     client: ClientConnection,
-    (mut voice, says): (Box<dyn Voice>, Streamed),
+    (mut voice, says): (Box<dyn StreamFormat>, Streamed),
 ) -> HttpResponse {
     let (ready, began) = (voice.opening().into(), Instant::now());
-    let told = Told { running, listener, client, voice, says, began, ready, has_ended: false };
+    let reported = AnswerStream { running, listener, client, voice, says, began, ready, has_ended: false };
     HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         // A proxy that gathers what it passes on would hold tokens up.
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(stream::unfold(told, next))
+        .streaming(stream::unfold(reported, next))
 }
 
-type Piece = Result<Bytes, Infallible>;
+type StreamPiece = Result<Bytes, Infallible>;
 
-async fn next(mut told: Told) -> Option<(Piece, Told)> {
+async fn next(mut reported: AnswerStream) -> Option<(StreamPiece, AnswerStream)> {
     loop {
-        if let Some(piece) = told.ready.pop_front() {
-            return Some((Ok(piece), told));
+        if let Some(piece) = reported.ready.pop_front() {
+            return Some((Ok(piece), reported));
         }
-        if told.has_ended {
+        if reported.has_ended {
             return None;
         }
         tokio::select! {
-            event = told.listener.next() => told.hear(event),
-            () = told.client.gone() => return None,
-            () = sleep(KEEP_ALIVE) => return Some((Ok(Bytes::from_static(b": keep-alive\n\n")), told)),
+            event = reported.listener.next() => reported.on_job_event(event),
+            () = reported.client.gone() => return None,
+            () = sleep(KEEP_ALIVE) => return Some((Ok(Bytes::from_static(b": keep-alive\n\n")), reported)),
         }
     }
 }
 
-impl Told {
-    fn hear(&mut self, event: Option<JobEvent>) {
-        let said = match event {
+impl AnswerStream {
+    fn on_job_event(&mut self, event: Option<JobEvent>) {
+        let stated = match event {
             Some(JobEvent::Token { id, text, logprobs }) if !text.is_empty() || logprobs.is_some() => {
                 self.voice.token(id, &text, logprobs.as_deref())
             }
@@ -105,6 +105,6 @@ impl Told {
             }
             Some(_) => None,
         };
-        self.ready.extend(said);
+        self.ready.extend(stated);
     }
 }

@@ -8,11 +8,11 @@ use asterism_actors::{
 };
 use serde_json::{Value, json};
 
-use crate::api::openai::requests::logprobs::{self, Said, said};
+use crate::api::openai::requests::logprobs::{self, TokenProbability, token_probabilities};
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
@@ -22,69 +22,72 @@ pub enum Kind {
 /// What every piece of an answer has.
 #[derive(Clone)]
 pub struct Head {
-    kind: Kind,
+    kind: RequestKind,
     id: String,
     created: u64,
     model: Arc<ModelFront>,
     /// Characters of tokens whose probabilities were told.
-    told: usize,
+    reported: usize,
 }
 
 impl Head {
     /// Of the job `id` of `model`.
-    pub fn new(kind: Kind, id: &str, created: u64, model: &Arc<ModelFront>) -> Self {
+    pub fn new(kind: RequestKind, id: &str, created: u64, model: &Arc<ModelFront>) -> Self {
         let digits = id.strip_prefix("job-").unwrap_or(id);
-        let prefix = if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" };
-        Self { kind, id: format!("{prefix}{digits}"), created, model: model.clone(), told: 0 }
+        let prefix = if kind == RequestKind::Chat { "chatcmpl-" } else { "cmpl-" };
+        Self { kind, id: format!("{prefix}{digits}"), created, model: model.clone(), reported: 0 }
     }
 
     /// The answer in one piece.
     pub fn whole(&mut self, status: &JobStatus) -> Value {
-        let (reason, logprobs) = (reason(status.finish_reason), self.logprobs(said(status).as_deref()));
+        let (reason, logprobs) = (reason(status.finish_reason), self.logprobs(token_probabilities(status).as_deref()));
         let choice = match self.kind {
-            Kind::Chat => json!({
+            RequestKind::Chat => json!({
                 "index": 0,
                 "message": { "role": "assistant", "content": status.text, "refusal": null },
                 "logprobs": logprobs,
                 "finish_reason": reason,
             }),
-            Kind::Text => json!({ "index": 0, "text": status.text, "logprobs": logprobs, "finish_reason": reason }),
+            RequestKind::Text => {
+                json!({ "index": 0, "text": status.text, "logprobs": logprobs, "finish_reason": reason })
+            }
         };
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.kind == RequestKind::Chat { "chat.completion" } else { "text_completion" };
         self.with(object, json!({ "choices": [choice], "usage": usage(status) }))
     }
 
     /// What a stream begins with, if anything.
     pub fn first(&self) -> Option<Value> {
-        (self.kind == Kind::Chat).then(|| self.choice(json!({ "role": "assistant", "content": "" }), Value::Null, None))
+        (self.kind == RequestKind::Chat)
+            .then(|| self.choice(json!({ "role": "assistant", "content": "" }), Value::Null, None))
     }
 
     /// More of the answer, and its tokens where it is known how likely they were.
-    pub fn delta(&mut self, text: &str, said: Option<&[Said<'_>]>) -> Value {
-        let logprobs = self.logprobs(said);
+    pub fn delta(&mut self, text: &str, stated: Option<&[TokenProbability<'_>]>) -> Value {
+        let logprobs = self.logprobs(stated);
         match self.kind {
-            Kind::Chat => self.choice(json!({ "content": text }), logprobs, None),
-            Kind::Text => self.choice(json!(text), logprobs, None),
+            RequestKind::Chat => self.choice(json!({ "content": text }), logprobs, None),
+            RequestKind::Text => self.choice(json!(text), logprobs, None),
         }
     }
 
     /// All of an answer that nobody has heard yet.
     pub fn all(&mut self, status: &JobStatus) -> Value {
-        self.delta(&status.text, said(status).as_deref())
+        self.delta(&status.text, token_probabilities(status).as_deref())
     }
 
-    fn logprobs(&mut self, said: Option<&[Said<'_>]>) -> Value {
-        let Some(said) = said else { return Value::Null };
+    fn logprobs(&mut self, stated: Option<&[TokenProbability<'_>]>) -> Value {
+        let Some(stated) = stated else { return Value::Null };
         let bytes = |id| self.model.token_bytes(id);
         match self.kind {
-            Kind::Chat => logprobs::of_chat(said, bytes),
-            Kind::Text => logprobs::of_text(said, bytes, &mut self.told),
+            RequestKind::Chat => logprobs::of_chat(stated, bytes),
+            RequestKind::Text => logprobs::of_text(stated, bytes, &mut self.reported),
         }
     }
 
     /// Why it ends.
     pub fn last(&self, status: &JobStatus) -> Value {
-        let nothing = if self.kind == Kind::Chat { json!({}) } else { json!("") };
+        let nothing = if self.kind == RequestKind::Chat { json!({}) } else { json!("") };
         self.choice(nothing, Value::Null, Some(reason(status.finish_reason)))
     }
 
@@ -103,15 +106,15 @@ impl Head {
         self.chunk(json!({ "choices": [], "recovery": recovery }))
     }
 
-    fn choice(&self, said: Value, logprobs: Value, reason: Option<&str>) -> Value {
-        let field = if self.kind == Kind::Chat { "delta" } else { "text" };
+    fn choice(&self, stated: Value, logprobs: Value, reason: Option<&str>) -> Value {
+        let field = if self.kind == RequestKind::Chat { "delta" } else { "text" };
         self.chunk(json!({
-            "choices": [{ "index": 0, field: said, "logprobs": logprobs, "finish_reason": reason }],
+            "choices": [{ "index": 0, field: stated, "logprobs": logprobs, "finish_reason": reason }],
         }))
     }
 
     fn chunk(&self, body: Value) -> Value {
-        self.with(if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }, body)
+        self.with(if self.kind == RequestKind::Chat { "chat.completion.chunk" } else { "text_completion" }, body)
     }
 
     fn with(&self, object: &str, mut body: Value) -> Value {

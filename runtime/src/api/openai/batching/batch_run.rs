@@ -16,7 +16,7 @@ use std::{
 use asterism_actors::{
     JobError,
     api::{JobEvent, JobStatus, bounds},
-    room::Share,
+    capacity::CapacityShare,
 };
 use serde_json::{Value, json};
 use tokio::{sync::watch, task::JoinSet, time::sleep};
@@ -29,19 +29,19 @@ use crate::api::{
         ApiState, Checked,
         answers::{
             answer, response, running,
-            wire::{Head, Kind},
+            wire::{Head, RequestKind},
         },
         chat, completions, refusal,
-        requests::{ask::Asked, fields::Fields},
+        requests::{ask::ParsedRequest, fields::Fields},
         responses,
-        store::{self, BATCH_PREFIX, Batch, Course, FILE_PREFIX, Kept},
+        store::{self, BATCH_PREFIX, Batch, BatchState, FILE_PREFIX, StoredFile},
     },
 };
 use answers::BatchAnswers;
 use documents::document;
-pub use line::Line;
+pub use line::BatchLine;
 pub use lines::{LinePlace, Lines};
-use work::{LATER, Work, may_pass};
+use work::{BatchWork, LATER, may_pass};
 
 /// Lines that are worked on at once.
 const LINES_AT_ONCE: usize = 8;
@@ -57,19 +57,19 @@ pub fn resume(state: &ApiState) {
 
 /// Works a batch off beside everything else.
 pub fn start(state: &ApiState, batch: Batch) {
-    let cancelled = state.open.insert(&batch.id, batch.status == Course::Cancelling);
+    let cancelled = state.open.insert(&batch.id, batch.status == BatchState::Cancelling);
     let state = state.clone();
     state.runtime.clone().spawn(async move {
         let id = batch.id.clone();
-        let mut told = String::new();
+        let mut reported = String::new();
         loop {
             let (batch, cancelled) = (batch.clone(), cancelled.clone());
-            match Work::new(&state, batch, cancelled).run().await.map_err(|error| error.to_string()) {
+            match BatchWork::new(&state, batch, cancelled).run().await.map_err(|error| error.to_string()) {
                 Ok(true) => break state.open.remove(&id),
                 // Said once, not at each try.
-                Err(error) if error != told => {
+                Err(error) if error != reported => {
                     tracing::error!(batch = id, error, "a batch waits for its folder");
-                    told = error;
+                    reported = error;
                 }
                 Ok(false) | Err(_) => {}
             }
@@ -79,7 +79,7 @@ pub fn start(state: &ApiState, batch: Batch) {
 }
 
 /// What became of a line.
-enum Outcome {
+enum LineOutcome {
     Answered {
         line: usize,
         is_good: bool,
@@ -90,7 +90,7 @@ enum Outcome {
     Stopped,
 }
 
-impl Work {
+impl BatchWork {
     fn new(state: &ApiState, batch: Batch, cancelled: watch::Receiver<bool>) -> Self {
         // No key has a name with a space: what batches hold is apart from what their keys' requests hold.
         let holder = Some(format!("batches of {}", batch.owner.as_deref().unwrap_or_default()).into());
@@ -123,12 +123,12 @@ impl Work {
                 tasks.spawn(work.clone().line(place));
             }
             match tasks.join_next().await {
-                Some(Ok(Outcome::Answered { line, is_good, answer })) => {
+                Some(Ok(LineOutcome::Answered { line, is_good, answer })) => {
                     work.keep_answer(&mut answers, (line, is_good), &answer)?;
                     open.set(&id, answers.counts());
                 }
-                Some(Ok(Outcome::Cancelled)) => {}
-                Some(Ok(Outcome::Stopped) | Err(_)) => stopped = true,
+                Some(Ok(LineOutcome::Cancelled)) => {}
+                Some(Ok(LineOutcome::Stopped) | Err(_)) => stopped = true,
                 None => break,
             }
         }
@@ -159,7 +159,7 @@ impl Work {
     }
 
     /// The request of a line, once there is room for it, and its share of that.
-    async fn read(&self, place: LinePlace) -> Checked<(Line, Share)> {
+    async fn read(&self, place: LinePlace) -> Checked<(BatchLine, CapacityShare)> {
         let (intake, unread) = (&self.state.intake, weight::unread(place.bytes));
         let gone = |error: std::io::Error| files::of_disk(&error);
         let structure = {
@@ -174,39 +174,39 @@ impl Work {
             .map_err(|error| Refusal::invalid("body", format!("the line is no request: {error}")))
     }
 
-    async fn asked(&self, body: Fields) -> Checked<Asked> {
+    async fn asked(&self, body: Fields) -> Checked<ParsedRequest> {
         match self.batch.endpoint.as_str() {
-            "/v1/chat/completions" => chat::asked(&self.state, body).await,
-            "/v1/completions" => completions::asked(&self.state, body).await,
-            _ => responses::asked(&self.state, body).await,
+            "/v1/chat/completions" => chat::parse_chat(&self.state, body).await,
+            "/v1/completions" => completions::parse_completion(&self.state, body).await,
+            _ => responses::parse_response(&self.state, body).await,
         }
     }
 
-    async fn line(self: Arc<Self>, place: LinePlace) -> Outcome {
+    async fn line(self: Arc<Self>, place: LinePlace) -> LineOutcome {
         let at = place.line;
-        let (id, told) = match self.read(place).await {
-            Ok((Line { custom_id, body, .. }, share)) => match self.asked(body).await {
+        let (id, reported) = match self.read(place).await {
+            Ok((BatchLine { custom_id, body, .. }, share)) => match self.asked(body).await {
                 Ok(asked) => (custom_id, self.answer(at, asked, share).await),
                 Err(refused) => (custom_id, Some(Err(refused))),
             },
-            Err(refused) if refused.code() == "disk_full" => return Outcome::Stopped,
+            Err(refused) if refused.code() == "disk_full" => return LineOutcome::Stopped,
             Err(refused) => (String::new(), Some(Err(refused))),
         };
-        match told {
-            None if *self.cancelled.borrow() => Outcome::Cancelled,
-            None => Outcome::Stopped,
-            Some(told) => {
-                let (is_good, answer) = self.worded(at, id.into(), told);
-                Outcome::Answered { line: at, is_good, answer }
+        match reported {
+            None if *self.cancelled.borrow() => LineOutcome::Cancelled,
+            None => LineOutcome::Stopped,
+            Some(reported) => {
+                let (is_good, answer) = self.worded(at, id.into(), reported);
+                LineOutcome::Answered { line: at, is_good, answer }
             }
         }
     }
 
     /// The answer to a line as its client reads it, and whether it is one.
-    fn worded(&self, at: usize, custom_id: Value, told: Checked<JobStatus>) -> (bool, Value) {
+    fn worded(&self, at: usize, custom_id: Value, reported: Checked<JobStatus>) -> (bool, Value) {
         let digits = store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default();
         let (id, request) = (format!("batch_req_{digits}-{at}"), self.job_id(at));
-        let (is_good, status, body) = match told {
+        let (is_good, status, body) = match reported {
             Ok(status) => (true, 200, self.object(&status)),
             Err(refusal) => (false, refusal.status().as_u16(), json!(refusal.envelope(None))),
         };
@@ -221,14 +221,14 @@ impl Work {
     fn object(&self, status: &JobStatus) -> Value {
         let head = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model()).whole(status);
         match self.batch.endpoint.as_str() {
-            "/v1/chat/completions" => head(Kind::Chat),
-            "/v1/completions" => head(Kind::Text),
+            "/v1/chat/completions" => head(RequestKind::Chat),
+            "/v1/completions" => head(RequestKind::Text),
             _ => response::object(status),
         }
     }
 
     /// How the job of a line ends; none where it does not end here. `share`: what its texts hold until it is taken.
-    async fn answer(&self, at: usize, mut asked: Asked, share: Share) -> Option<Checked<JobStatus>> {
+    async fn answer(&self, at: usize, mut asked: ParsedRequest, share: CapacityShare) -> Option<Checked<JobStatus>> {
         asked.job.labels.remove(bounds::ATTACHED);
         asked.job.labels.insert(bounds::BATCH.into(), self.batch.id.clone());
         asked.job.labels.extend(self.batch.owner.clone().map(|name| (bounds::KEY.to_owned(), name)));
@@ -298,7 +298,7 @@ impl Work {
             }
             // The same at each try, so that one that the disk ended leaves no file that nobody knows.
             let id = store::derived(FILE_PREFIX, &self.batch.id, kind);
-            let kept = Kept {
+            let kept = StoredFile {
                 id: id.clone(),
                 owner: self.batch.owner.clone(),
                 filename: format!("{}_{kind}.jsonl", self.batch.id),
@@ -314,7 +314,8 @@ impl Work {
         };
         (batch.output_file_id, batch.error_file_id) = (write(true, "output")?, write(false, "error")?);
         batch.counts = counts;
-        batch.status = if counts.good + counts.bad == batch.total { Course::Completed } else { Course::Cancelled };
+        batch.status =
+            if counts.good + counts.bad == batch.total { BatchState::Completed } else { BatchState::Cancelled };
         batch.ended_at = Some(now);
         store.put_batch(&batch)?;
         store.remove_work(&batch.id)

@@ -6,14 +6,14 @@ use actix_web::{
     HttpRequest, get, post,
     web::{Data, Json, Path, Query, block},
 };
-use asterism_actors::{api::bounds, room::Holder};
+use asterism_actors::{api::bounds, capacity::Holder};
 use ring::digest;
 use serde_json::{Value, json};
 
 use super::{
-    batch_run::{self, Line, Lines, MOST_LINES},
+    batch_run::{self, BatchLine, Lines, MOST_LINES},
     files,
-    listing::{Listing, Page, listed},
+    listing::{Page, PageQuery, listed},
 };
 use crate::api::{
     http::{
@@ -29,7 +29,7 @@ use crate::api::{
         keys::owner,
         refusal,
         requests::fields::Fields,
-        store::{BATCH_PREFIX, Batch, Counts, Course, drawn},
+        store::{BATCH_PREFIX, Batch, BatchState, Counts, drawn},
     },
 };
 
@@ -62,7 +62,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
         endpoint,
         input_file_id,
         metadata,
-        status: Course::Open,
+        status: BatchState::Open,
         total: 0,
         counts: Counts::default(),
         created_at: unix_time(),
@@ -99,7 +99,7 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
         let line = lines.read(*place).map_err(|error| files::of_disk(&error))?;
         let structure = intake.structure(&line).map_err(|refusal| refused(format!("is refused: {refusal}")))?;
         share.merge(intake.room(holder, structure).await?);
-        let line: Line = serde_json::from_slice(&line).map_err(|error| {
+        let line: BatchLine = serde_json::from_slice(&line).map_err(|error| {
             let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
             refused(format!("is no request: {cause}"))
         })?;
@@ -118,7 +118,7 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
 }
 
 #[get("/v1/batches")]
-pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
+pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<PageQuery>) -> Checked<Json<Value>> {
     let page = state.store.batches(owner(&request).as_ref(), |ids| {
         listing.page(&mut ids.map(|id| (id, id.to_owned())), BATCHES_LISTED)
     })?;
@@ -137,8 +137,8 @@ pub async fn show(state: Data<ApiState>, request: HttpRequest, id: Path<String>)
 #[post("/v1/batches/{id}/cancel")]
 pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
     let mut batch = find(&state, &request, &id)?;
-    if batch.status == Course::Open {
-        batch.status = Course::Cancelling;
+    if batch.status == BatchState::Open {
+        batch.status = BatchState::Cancelling;
         state.store.put_batch(&batch).map_err(|error| files::of_disk(&error))?;
         state.open.cancel(&batch.id);
     }
@@ -153,7 +153,7 @@ fn find(state: &ApiState, request: &HttpRequest, id: &str) -> Checked<Batch> {
 /// A batch as clients see it.
 fn described(state: &ApiState, batch: &Batch) -> Value {
     let Counts { good, bad } = state.open.counts(&batch.id).unwrap_or(batch.counts);
-    let at = |status: Course| (batch.status == status).then_some(batch.ended_at).flatten();
+    let at = |status: BatchState| (batch.status == status).then_some(batch.ended_at).flatten();
     json!({
         "id": batch.id,
         "object": "batch",
@@ -166,8 +166,8 @@ fn described(state: &ApiState, batch: &Batch) -> Value {
         "error_file_id": batch.error_file_id,
         "created_at": batch.created_at,
         "in_progress_at": batch.created_at,
-        "completed_at": at(Course::Completed),
-        "cancelled_at": at(Course::Cancelled),
+        "completed_at": at(BatchState::Completed),
+        "cancelled_at": at(BatchState::Cancelled),
         "request_counts": { "total": batch.total, "completed": good, "failed": bad },
         "metadata": batch.metadata,
     })

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
-use super::listing::{Listing, listed};
+use super::listing::{PageQuery, listed};
 use crate::api::{
     http::{
         error::{self, Refusal},
@@ -27,16 +27,16 @@ use crate::api::{
         answers::answer::unix_time,
         keys::owner,
         refusal,
-        store::{FILE_PREFIX, Full, Kept, NotKept, Store, Upload, drawn},
+        store::{FILE_PREFIX, StorageFull, Store, StoreRefusal, StoredFile, Upload, drawn},
     },
 };
 
 /// Largest file.
-const MOST_BYTES: usize = 32 << 20;
+const UPLOAD_BYTES: usize = 32 << 20;
 /// Bytes of a file that are read together.
 const PIECE: usize = 64 << 10;
 /// Bytes of a field that is no file.
-const FIELD_BYTES: usize = 256;
+const FORM_FIELD_BYTES: usize = 256;
 /// Entries of a list where nothing is said, and at most.
 const FILES_LISTED: (usize, usize) = (10_000, 10_000);
 
@@ -48,7 +48,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
     let (bytes, created_at) = (upload.bytes(), unix_time());
-    let kept = Kept { id: drawn(FILE_PREFIX), owner, filename, purpose, bytes, created_at };
+    let kept = StoredFile { id: drawn(FILE_PREFIX), owner, filename, purpose, bytes, created_at };
     let made = kept.clone();
     let put = block(move || upload.keep(&made).map_err(not_kept));
     put.await.map_err(|error| Refusal::failed("internal", error))??;
@@ -56,9 +56,9 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart
 }
 
 #[get("/v1/files")]
-pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
+pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<PageQuery>) -> Checked<Json<Value>> {
     let page = state.store.files(owner(&request).as_ref(), |files| {
-        let wanted = |file: &&Kept| listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
+        let wanted = |file: &&StoredFile| listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
         listing.page(&mut files.filter(wanted).map(|file| (file.id.as_str(), described(file))), FILES_LISTED)
     })?;
     Ok(Json(listed(page)))
@@ -102,13 +102,13 @@ pub async fn delete(state: Data<ApiState>, request: HttpRequest, id: Path<String
 }
 
 /// A file of whoever asks; another's is not there.
-pub fn find(state: &ApiState, owner: Option<&String>, id: &str) -> Checked<Kept> {
+pub fn find(state: &ApiState, owner: Option<&String>, id: &str) -> Checked<StoredFile> {
     let kept = state.store.file(id).filter(|kept| kept.owner.as_ref() == owner);
     kept.ok_or_else(|| refusal::not_found("file", id))
 }
 
 /// A file as clients see it.
-pub fn described(kept: &Kept) -> Value {
+pub fn described(kept: &StoredFile) -> Value {
     json!({
         "id": kept.id,
         "object": "file",
@@ -132,15 +132,15 @@ pub fn of_disk(error: &io::Error) -> Refusal {
 }
 
 /// What is not kept.
-pub fn not_kept(cause: NotKept) -> Refusal {
+pub fn not_kept(cause: StoreRefusal) -> Refusal {
     match cause {
-        NotKept::Disk(error) => of_disk(&error),
-        NotKept::Full(cause) => full(&cause),
+        StoreRefusal::Disk(error) => of_disk(&error),
+        StoreRefusal::Full(cause) => full(&cause),
     }
 }
 
 /// More than may be kept.
-pub fn full(cause: &Full) -> Refusal {
+pub fn full(cause: &StorageFull) -> Refusal {
     let (status, code) = match cause.may_pass() {
         true => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
         false => (StatusCode::INSUFFICIENT_STORAGE, "storage_full"),
@@ -161,14 +161,14 @@ pub(crate) async fn read(
         match name.as_str() {
             "purpose" => {
                 let mut text = Vec::new();
-                while let Some(chunk) = next(&mut field, (text.len(), FIELD_BYTES)).await? {
+                while let Some(chunk) = next(&mut field, (text.len(), FORM_FIELD_BYTES)).await? {
                     text.extend_from_slice(&chunk);
                 }
                 purpose = Some(String::from_utf8_lossy(&text).into_owned());
             }
             "file" => {
                 let mut upload = Upload::begin(store, owner.cloned()).map_err(not_kept)?;
-                while let Some(chunk) = next(&mut field, (upload.bytes(), MOST_BYTES)).await? {
+                while let Some(chunk) = next(&mut field, (upload.bytes(), UPLOAD_BYTES)).await? {
                     upload.write(&chunk).map_err(not_kept)?;
                 }
                 file = Some((filename.unwrap_or_else(|| "file".into()), upload));

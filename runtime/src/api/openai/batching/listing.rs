@@ -8,7 +8,7 @@ use crate::api::{http::error::Refusal, openai::Checked};
 /// Behind the `?` of a list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Listing {
+pub struct PageQuery {
     pub after: Option<String>,
     pub limit: Option<usize>,
     pub order: Option<String>,
@@ -24,7 +24,7 @@ pub struct Page<T> {
     pub has_more: bool,
 }
 
-impl Listing {
+impl PageQuery {
     /// The entries that are asked for, of those that come oldest first, with their ids. `lengths`: how many where nothing is said,
     /// and at most.
     pub fn page<T>(
@@ -63,13 +63,13 @@ pub fn listed(Page { entries, has_more }: Page<Value>) -> Value {
 mod tests {
     use super::*;
 
-    fn page(listing: &Listing) -> Checked<Page<u32>> {
+    fn page(listing: &PageQuery) -> Checked<Page<u32>> {
         let entries = [("a", 1), ("b", 2), ("c", 3)];
         listing.page(&mut entries.into_iter(), (2, 10))
     }
 
-    fn listing(after: Option<&str>, limit: Option<usize>, order: Option<&str>) -> Listing {
-        Listing { after: after.map(str::to_owned), limit, order: order.map(str::to_owned), purpose: None }
+    fn listing(after: Option<&str>, limit: Option<usize>, order: Option<&str>) -> PageQuery {
+        PageQuery { after: after.map(str::to_owned), limit, order: order.map(str::to_owned), purpose: None }
     }
 
     #[test]

@@ -16,7 +16,7 @@ const MOST_ANSWER_TOKENS: (usize, usize) = (1024, 4);
 
 /// How to answer.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ParsedRequest {
     /// What the job has beside its texts.
     pub job: JobRequest,
     /// Whether the request says how long the answer may be.
@@ -50,7 +50,7 @@ enum Stops {
     Many(Vec<String>),
 }
 
-impl Asked {
+impl ParsedRequest {
     /// Takes what is about the answer out of `fields`; those that are about the texts are out already.
     pub fn take(mut fields: Fields, state: &ApiState) -> Checked<Self> {
         let model = state.supervisor.model();
@@ -84,19 +84,19 @@ impl Asked {
 
 /// How long the answer may be, under whichever name.
 fn most_tokens(fields: &mut Fields) -> Checked<Option<usize>> {
-    let mut said: Option<(&str, usize)> = None;
+    let mut stated: Option<(&str, usize)> = None;
     for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
         let Some(most) = fields.take(name)? else { continue };
         if most == 0 {
             return Err(Refusal::invalid(name, format!("{name} is 0; ask for at least 1 token")));
         }
-        if let Some((other, differs)) = said.filter(|(_, said)| *said != most) {
+        if let Some((other, differs)) = stated.filter(|(_, stated)| *stated != most) {
             let message = format!("{name} is {most} and {other} is {differs}: they say the same, give one of them");
             return Err(Refusal::invalid(name, message));
         }
-        said = Some((name, most));
+        stated = Some((name, most));
     }
-    Ok(said.map(|(_, most)| most))
+    Ok(stated.map(|(_, most)| most))
 }
 
 fn sampling(fields: &mut Fields) -> Checked<Sampling> {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     message::Messages,
-    once::{Budget, Once},
+    once::{BoundedValue, Budget},
 };
 use crate::api::openai::store::metadata::Metadata;
 use crate::api::{
@@ -53,7 +53,7 @@ const NEUTRAL: &[(&str, &[&str], &str)] = &[
 #[derive(Debug, Default)]
 pub struct Fields {
     /// `prompt`.
-    pub prompt: Option<Given>,
+    pub prompt: Option<PromptInput>,
     /// `context`.
     pub context: Option<Prompt>,
     /// `messages`.
@@ -68,7 +68,7 @@ pub struct Fields {
 
 /// What is to be gone on with: one text or list of ids, or several of them.
 #[derive(Debug, PartialEq)]
-pub enum Given {
+pub enum PromptInput {
     /// One.
     One(Prompt),
     /// As many.
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "input" => fields.input = map.next_value()?,
                         "metadata" => fields.metadata = map.next_value()?,
                         name if HARMLESS.contains(&name) => drop(map.next_value::<IgnoredAny>()?),
-                        _ => value = map.next_value_seed(Once(&budget))?,
+                        _ => value = map.next_value_seed(BoundedValue(&budget))?,
                     }
                     fields.rest.insert(name, value);
                 }
@@ -147,25 +147,25 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-impl<'de> Deserialize<'de> for Given {
+impl<'de> Deserialize<'de> for PromptInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct TextOrList;
         impl<'de> Visitor<'de> for TextOrList {
-            type Value = Given;
+            type Value = PromptInput;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, or a list of token ids")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Given, E> {
-                Ok(Given::One(text.into()))
+            fn visit_str<E>(self, text: &str) -> Result<PromptInput, E> {
+                Ok(PromptInput::One(text.into()))
             }
 
-            fn visit_string<E>(self, text: String) -> Result<Given, E> {
-                Ok(Given::One(text.into()))
+            fn visit_string<E>(self, text: String) -> Result<PromptInput, E> {
+                Ok(PromptInput::One(text.into()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptInput, A::Error> {
                 let (mut ids, mut prompts, mut count) = (Vec::new(), None, 0);
                 while let Some(element) = list.next_element()? {
                     match element {
@@ -177,9 +177,9 @@ impl<'de> Deserialize<'de> for Given {
                     }
                 }
                 match (prompts, count) {
-                    (None, _) => Ok(Given::One(Prompt::Tokens(ids))),
-                    (Some(prompt), 1) if ids.is_empty() => Ok(Given::One(prompt)),
-                    (Some(_), count) => Ok(Given::Many(count + ids.len())),
+                    (None, _) => Ok(PromptInput::One(Prompt::Tokens(ids))),
+                    (Some(prompt), 1) if ids.is_empty() => Ok(PromptInput::One(prompt)),
+                    (Some(_), count) => Ok(PromptInput::Many(count + ids.len())),
                 }
             }
         }
@@ -254,12 +254,12 @@ mod tests {
     fn a_prompt_is_one_text_or_one_list_of_ids() {
         let prompt = |prompt: Value| fields(json!({ "prompt": prompt })).prompt.unwrap();
         let ids = || Prompt::Tokens(vec![1, 2]);
-        assert_eq!(prompt(json!("a")), Given::One("a".into()));
-        assert_eq!(prompt(json!(["a"])), Given::One("a".into()));
-        assert_eq!(prompt(json!([1, 2])), Given::One(ids()));
-        assert_eq!(prompt(json!([[1, 2]])), Given::One(ids()));
-        assert_eq!(prompt(json!(["a", "b"])), Given::Many(2));
-        assert_eq!(prompt(json!([[1], [2], [3]])), Given::Many(3));
+        assert_eq!(prompt(json!("a")), PromptInput::One("a".into()));
+        assert_eq!(prompt(json!(["a"])), PromptInput::One("a".into()));
+        assert_eq!(prompt(json!([1, 2])), PromptInput::One(ids()));
+        assert_eq!(prompt(json!([[1, 2]])), PromptInput::One(ids()));
+        assert_eq!(prompt(json!(["a", "b"])), PromptInput::Many(2));
+        assert_eq!(prompt(json!([[1], [2], [3]])), PromptInput::Many(3));
         for wrong in [json!({"prompt": [-1]}), json!({"prompt": [1.5]}), json!({"prompt": {}}), json!([1])] {
             assert!(serde_json::from_value::<Fields>(wrong.clone()).is_err(), "{wrong}");
         }

@@ -10,10 +10,10 @@ use crate::api::{http::error::Refusal, openai::Checked};
 const LOGPROBS_OF_TEXT: u32 = 5;
 
 /// A token of an answer, and how likely it was.
-pub type Said<'a> = (u32, &'a TokenLogprobs);
+pub type TokenProbability<'a> = (u32, &'a TokenLogprobs);
 
 /// The tokens of an answer, where it is known how likely they were.
-pub fn said(status: &JobStatus) -> Option<Vec<Said<'_>>> {
+pub fn token_probabilities(status: &JobStatus) -> Option<Vec<TokenProbability<'_>>> {
     let known = !status.logprobs.is_empty();
     known.then(|| status.tokens.iter().copied().zip(&status.logprobs).collect())
 }
@@ -43,12 +43,12 @@ fn too_many(name: &str, got: u32, most: u32) -> Refusal {
 }
 
 /// `logprobs` of a chat's choice.
-pub fn of_chat(said: &[Said<'_>], bytes: impl Fn(u32) -> Vec<u8>) -> Value {
+pub fn of_chat(stated: &[TokenProbability<'_>], bytes: impl Fn(u32) -> Vec<u8>) -> Value {
     let entry = |id: u32, logprob: f32| {
         let bytes = bytes(id);
         json!({ "token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes })
     };
-    let content: Vec<Value> = said
+    let content: Vec<Value> = stated
         .iter()
         .map(|(id, TokenLogprobs { logprob, top })| {
             let mut token = entry(*id, *logprob);
@@ -59,19 +59,19 @@ pub fn of_chat(said: &[Said<'_>], bytes: impl Fn(u32) -> Vec<u8>) -> Value {
     json!({ "content": content, "refusal": null })
 }
 
-/// `logprobs` of a completion's choice; `told`: characters of the tokens before these.
-pub fn of_text(said: &[Said<'_>], bytes: impl Fn(u32) -> Vec<u8>, told: &mut usize) -> Value {
+/// `logprobs` of a completion's choice; `reported`: characters of the tokens before these.
+pub fn of_text(stated: &[TokenProbability<'_>], bytes: impl Fn(u32) -> Vec<u8>, reported: &mut usize) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&bytes(id)).into_owned();
     let (mut tokens, mut offsets, mut logprobs, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (id, TokenLogprobs { logprob, top }) in said {
+    for (id, TokenLogprobs { logprob, top }) in stated {
         let token = text(*id);
         let mut beside = Map::new();
         // The likelier of tokens of the same text; the token itself is always there.
         for (id, logprob) in top.iter().map(|top| (top.id, top.logprob)).chain([(*id, *logprob)]) {
             beside.entry(text(id)).or_insert_with(|| logprob.into());
         }
-        offsets.push(*told);
-        *told += token.chars().count();
+        offsets.push(*reported);
+        *reported += token.chars().count();
         tokens.push(token);
         logprobs.push(*logprob);
         tops.push(beside);
@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn a_chat_tells_bytes_and_a_completion_where_tokens_begin() {
         let (first, half, rest) = (likely(-0.5, &[(3, -0.25)]), likely(-1.0, &[]), likely(-2.0, &[(2, -2.0)]));
-        let said = [(0, &first), (1, &half), (2, &rest)];
-        let chat = of_chat(&said, bytes);
+        let stated = [(0, &first), (1, &half), (2, &rest)];
+        let chat = of_chat(&stated, bytes);
         assert_eq!(
             chat["content"][0],
             json!({
@@ -131,10 +131,10 @@ mod tests {
             })
         );
         assert_eq!(chat["content"][1]["bytes"], json!([0xe2, 0x82]));
-        let mut told = 0;
-        let text = of_text(&said[..2], bytes, &mut told);
+        let mut reported = 0;
+        let text = of_text(&stated[..2], bytes, &mut reported);
         assert_eq!(text["text_offset"], json!([0, 2]));
         assert_eq!(text["top_logprobs"][0], json!({"é": -0.25, " a": -0.5}));
-        assert_eq!(of_text(&said[2..], bytes, &mut told)["text_offset"], json!([3]));
+        assert_eq!(of_text(&stated[2..], bytes, &mut reported)["text_offset"], json!([3]));
     }
 }

@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Begun {
 /// The keys of a message and of its parts that are looked at.
 #[derive(Deserialize, Clone, Copy, PartialEq)]
 #[serde(field_identifier, rename_all = "lowercase")]
-enum Key {
+enum PartKey {
     Type,
     Role,
     Content,
@@ -134,11 +134,17 @@ impl<'de> Deserialize<'de> for Message {
                 let (mut kind, mut role, mut content) = (None, None, None);
                 while let Some(key) = map.next_key()? {
                     match key {
-                        Key::Type if kind.replace(map.next_value::<Begun>()?.0).is_some() => return Err(twice("type")),
-                        Key::Role if role.replace(map.next_value::<Begun>()?.0).is_some() => return Err(twice("role")),
-                        Key::Content if content.replace(map.next_value()?).is_some() => return Err(twice("content")),
-                        Key::Type | Key::Role | Key::Content => {}
-                        Key::Text | Key::Other => drop(map.next_value::<IgnoredAny>()?),
+                        PartKey::Type if kind.replace(map.next_value::<Begun>()?.0).is_some() => {
+                            return Err(twice("type"));
+                        }
+                        PartKey::Role if role.replace(map.next_value::<Begun>()?.0).is_some() => {
+                            return Err(twice("role"));
+                        }
+                        PartKey::Content if content.replace(map.next_value()?).is_some() => {
+                            return Err(twice("content"));
+                        }
+                        PartKey::Type | PartKey::Role | PartKey::Content => {}
+                        PartKey::Text | PartKey::Other => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
                 // A type that is no text is none that is known.
@@ -202,10 +208,14 @@ impl<'de> Deserialize<'de> for Part {
                 let (mut kind, mut text) = (None, None);
                 while let Some(key) = map.next_key()? {
                     match key {
-                        Key::Type if kind.replace(map.next_value::<Begun>()?.0).is_some() => return Err(twice("type")),
-                        Key::Text if text.replace(map.next_value::<Content>()?).is_some() => return Err(twice("text")),
-                        Key::Type | Key::Text => {}
-                        Key::Role | Key::Content | Key::Other => drop(map.next_value::<IgnoredAny>()?),
+                        PartKey::Type if kind.replace(map.next_value::<Begun>()?.0).is_some() => {
+                            return Err(twice("type"));
+                        }
+                        PartKey::Text if text.replace(map.next_value::<Content>()?).is_some() => {
+                            return Err(twice("text"));
+                        }
+                        PartKey::Type | PartKey::Text => {}
+                        PartKey::Role | PartKey::Content | PartKey::Other => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
                 let is_text = matches!(kind.flatten().as_deref(), Some("text" | "input_text" | "output_text"));
@@ -269,8 +279,8 @@ mod tests {
         let rest = r#""name": {"a": [1, {"b": null}]}, "annotations": [], "": 0, "refusal": null"#;
         let text =
             format!(r#"[{{"role": "user", {rest}, "content": [{{"type": "text", "text": "a", {rest}}}]}}, 3, {{}}]"#);
-        let said = Message { role: Some("user".into()), content: Content::Text("a".into()), ..empty() };
-        assert_eq!(read(&text), Messages::List(vec![said, Message::default(), empty()]));
+        let stated = Message { role: Some("user".into()), content: Content::Text("a".into()), ..empty() };
+        assert_eq!(read(&text), Messages::List(vec![stated, Message::default(), empty()]));
     }
 
     fn empty() -> Message {

@@ -40,9 +40,9 @@ impl Budget {
 
 /// Reads a value like that within a budget.
 #[derive(Clone, Copy)]
-pub struct Once<'a>(pub &'a Budget);
+pub struct BoundedValue<'a>(pub &'a Budget);
 
-impl<'de> DeserializeSeed<'de> for Once<'_> {
+impl<'de> DeserializeSeed<'de> for BoundedValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -50,7 +50,7 @@ impl<'de> DeserializeSeed<'de> for Once<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Once<'_> {
+impl<'de> Visitor<'de> for BoundedValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn once(text: &str) -> serde_json::Result<Value> {
-        Once(&Budget::default()).deserialize(&mut serde_json::Deserializer::from_str(text))
+        BoundedValue(&Budget::default()).deserialize(&mut serde_json::Deserializer::from_str(text))
     }
 
     #[test]

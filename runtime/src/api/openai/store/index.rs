@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use asterism_actors::api::StoredStatus;
 use thiserror::Error;
 
-use super::{Batch, Kept};
+use super::{Batch, StoredFile};
 use crate::cluster::Limits;
 
 /// Bytes that a file or a batch takes beside its content.
@@ -18,14 +18,14 @@ const OPEN: usize = 64;
 /// Why no more is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} would have {got} {what}, expected at most {most}: {}", self.whose(), self.remedy())]
-pub struct Full {
+pub struct StorageFull {
     what: &'static str,
     got: u64,
     most: u64,
     is_own: bool,
 }
 
-impl Full {
+impl StorageFull {
     /// Whether it passes when batches end, rather than when something is deleted.
     pub fn may_pass(&self) -> bool {
         self.what == OPEN_BATCHES
@@ -64,7 +64,7 @@ impl BatchHead {
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
-    files: BTreeMap<(u64, String), Kept>,
+    files: BTreeMap<(u64, String), StoredFile>,
     batches: BTreeMap<(u64, String), BatchHead>,
     times: HashMap<String, u64>,
     bytes: u64,
@@ -89,7 +89,7 @@ impl Index {
     }
 
     /// Every file, oldest first.
-    pub fn files(&self) -> impl DoubleEndedIterator<Item = &Kept> {
+    pub fn files(&self) -> impl DoubleEndedIterator<Item = &StoredFile> {
         self.files.values()
     }
 
@@ -99,12 +99,12 @@ impl Index {
     }
 
     /// A file.
-    pub fn file(&self, id: &str) -> Option<&Kept> {
+    pub fn file(&self, id: &str) -> Option<&StoredFile> {
         self.files.get(&(*self.times.get(id)?, id.to_owned()))
     }
 
     /// Takes a file in, unless there is too much.
-    pub fn take_file(&mut self, kept: &Kept) -> Result<(), Full> {
+    pub fn take_file(&mut self, kept: &StoredFile) -> Result<(), StorageFull> {
         let own = self.files.values().filter(|file| file.owner == kept.owner).count();
         within("files", (self.files.len() + 1, own + 1), MOST_FILES)?;
         self.check_bytes(&kept.owner, ENTRY_HEAD_BYTES + kept.bytes as u64)?;
@@ -113,7 +113,7 @@ impl Index {
     }
 
     /// Counts bytes of a file on its way in, unless there are too many.
-    pub fn hold(&mut self, owner: &Option<String>, bytes: u64) -> Result<(), Full> {
+    pub fn hold(&mut self, owner: &Option<String>, bytes: u64) -> Result<(), StorageFull> {
         self.check_bytes(owner, bytes)?;
         self.add(owner, bytes);
         Ok(())
@@ -125,7 +125,7 @@ impl Index {
     }
 
     /// Takes a file in that is there.
-    pub fn insert_file(&mut self, kept: Kept) {
+    pub fn insert_file(&mut self, kept: StoredFile) {
         self.remove_file(&kept.id);
         self.add(&kept.owner, ENTRY_HEAD_BYTES + kept.bytes as u64);
         self.times.insert(kept.id.clone(), kept.created_at);
@@ -143,7 +143,7 @@ impl Index {
 
     /// Takes a new batch in, unless there is too much. Returns those that are to be forgotten for it: the oldest that have ended, of
     /// its own key where that has many.
-    pub fn take_batch(&mut self, batch: BatchHead) -> Result<Vec<String>, Full> {
+    pub fn take_batch(&mut self, batch: BatchHead) -> Result<Vec<String>, StorageFull> {
         let is_own = |other: &&BatchHead| other.owner == batch.owner;
         let open = self.batches.values().filter(|batch| batch.is_open);
         within(OPEN_BATCHES, (open.clone().count() + 1, open.filter(is_own).count() + 1), OPEN)?;
@@ -191,7 +191,7 @@ impl Index {
     }
 
     /// Counts more bytes of a batch's work, unless there are too many.
-    pub fn grow(&mut self, id: &str, by: u64) -> Result<(), Full> {
+    pub fn grow(&mut self, id: &str, by: u64) -> Result<(), StorageFull> {
         let Some(batch) = self.batch_mut(id) else { return Ok(()) };
         let (owner, bytes) = (batch.owner.clone(), batch.bytes);
         self.check_bytes(&owner, by)?;
@@ -203,10 +203,10 @@ impl Index {
         self.batches.get_mut(&(*self.times.get(id)?, id.to_owned()))
     }
 
-    fn check_bytes(&self, owner: &Option<String>, more: u64) -> Result<(), Full> {
+    fn check_bytes(&self, owner: &Option<String>, more: u64) -> Result<(), StorageFull> {
         let own = self.bytes_of.get(owner).copied().unwrap_or(0) + more;
         let (all, Limits { bytes, bytes_per_key }) = (self.bytes + more, self.limits);
-        let full = |got, most, is_own| Err(Full { what: "bytes stored", got, most, is_own });
+        let full = |got, most, is_own| Err(StorageFull { what: "bytes stored", got, most, is_own });
         match () {
             () if own > bytes_per_key => full(own, bytes_per_key, true),
             () if all > bytes => full(all, bytes, false),
@@ -230,8 +230,8 @@ impl Index {
     }
 }
 
-fn within(what: &'static str, (all, own): (usize, usize), most: usize) -> Result<(), Full> {
-    let full = |got: usize, most: usize, is_own| Err(Full { what, got: got as u64, most: most as u64, is_own });
+fn within(what: &'static str, (all, own): (usize, usize), most: usize) -> Result<(), StorageFull> {
+    let full = |got: usize, most: usize, is_own| Err(StorageFull { what, got: got as u64, most: most as u64, is_own });
     match () {
         () if own > most / 2 => full(own, most / 2, true),
         () if all > most => full(all, most, false),
@@ -243,9 +243,9 @@ fn within(what: &'static str, (all, own): (usize, usize), most: usize) -> Result
 mod tests {
     use super::*;
 
-    fn file(id: usize, owner: &str, bytes: usize) -> Kept {
+    fn file(id: usize, owner: &str, bytes: usize) -> StoredFile {
         let (filename, purpose) = ("a".into(), "batch".into());
-        Kept { id: format!("{id}"), owner: Some(owner.into()), filename, purpose, bytes, created_at: id as u64 }
+        StoredFile { id: format!("{id}"), owner: Some(owner.into()), filename, purpose, bytes, created_at: id as u64 }
     }
 
     fn batch(id: usize, owner: &str, is_open: bool) -> BatchHead {

@@ -13,7 +13,7 @@ pub const BATCH_PREFIX: &str = "batch_";
 
 /// A file, without its content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredFile {
     pub id: String,
     /// The name of the key that it belongs to.
     pub owner: Option<String>,
@@ -26,7 +26,7 @@ pub struct Kept {
 /// How a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Course {
+pub enum BatchState {
     #[serde(rename = "in_progress")]
     Open,
     Cancelling,
@@ -49,7 +49,7 @@ pub struct Batch {
     pub endpoint: String,
     pub input_file_id: String,
     pub metadata: Option<Metadata>,
-    pub status: Course,
+    pub status: BatchState,
     pub total: usize,
     /// Of one that has ended.
     pub counts: Counts,
@@ -62,7 +62,7 @@ pub struct Batch {
 impl Batch {
     /// Whether it is not at its end.
     pub fn is_open(&self) -> bool {
-        matches!(self.status, Course::Open | Course::Cancelling)
+        matches!(self.status, BatchState::Open | BatchState::Cancelling)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use asterism_actors::room::{Holder, Room, Share};
+use asterism_actors::capacity::{CapacityShare, Holder, SharedCapacity};
 use tokio::sync::watch;
 
 use crate::api::openai::store::Counts;
@@ -17,7 +17,7 @@ const AT_WORK: usize = 4;
 #[derive(Clone)]
 pub struct Open {
     batches: Arc<Mutex<HashMap<String, Way>>>,
-    turns: Room,
+    turns: SharedCapacity,
 }
 
 /// How far a batch is, and how it is told to end.
@@ -28,7 +28,7 @@ struct Way {
 
 impl Default for Open {
     fn default() -> Self {
-        Self { batches: Arc::default(), turns: Room::new(AT_WORK) }
+        Self { batches: Arc::default(), turns: SharedCapacity::new(AT_WORK) }
     }
 }
 
@@ -46,7 +46,7 @@ impl Open {
     }
 
     /// A batch's turn to be worked on.
-    pub async fn turn(&self, holder: &Holder) -> Share {
+    pub async fn turn(&self, holder: &Holder) -> CapacityShare {
         self.turns.take(holder, 1).await
     }
 

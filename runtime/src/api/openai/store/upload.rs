@@ -9,7 +9,7 @@ use std::{
 
 use uuid::Uuid;
 
-use super::{FILE_PREFIX, Kept, NotKept, Store};
+use super::{FILE_PREFIX, Store, StoreRefusal, StoredFile};
 use crate::{api::openai::store::kept::UPLOAD, data_dir::private};
 
 /// Such a file, forgotten when it is dropped before it is kept.
@@ -26,7 +26,7 @@ impl Upload {
     ///
     /// # Errors
     /// When the disk does not do it.
-    pub fn begin(store: &Arc<Store>, owner: Option<String>) -> Result<Self, NotKept> {
+    pub fn begin(store: &Arc<Store>, owner: Option<String>) -> Result<Self, StoreRefusal> {
         let path = store.folder.join(format!("{UPLOAD}{}", Uuid::new_v4().simple()));
         let file = private::options().create_new(true).write(true).open(&path)?;
         Ok(Self { store: store.clone(), owner, path, file, bytes: 0 })
@@ -41,7 +41,7 @@ impl Upload {
     ///
     /// # Errors
     /// When the disk does not do it, or there is too much already.
-    pub fn write(&mut self, piece: &[u8]) -> Result<(), NotKept> {
+    pub fn write(&mut self, piece: &[u8]) -> Result<(), StoreRefusal> {
         self.store.index().hold(&self.owner, piece.len() as u64)?;
         self.bytes += piece.len() as u64;
         Ok(self.file.write_all(piece)?)
@@ -51,7 +51,7 @@ impl Upload {
     ///
     /// # Errors
     /// When the disk does not do it, or there is too much already.
-    pub fn keep(mut self, kept: &Kept) -> Result<(), NotKept> {
+    pub fn keep(mut self, kept: &StoredFile) -> Result<(), StoreRefusal> {
         self.file.sync_all()?;
         let data = self.store.path(FILE_PREFIX, &kept.id, "data")?;
         {

@@ -9,10 +9,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Given, MachineArgs,
+    BenchTarget, MachineArgs,
     ceiling::{self, Ceiling},
     machine::{BenchBackend, RepetitionSeconds, random, seconds},
-    report::{Case, Report, cell, peak, percent, tera},
+    report::{BenchReport, Case, cell, peak, percent, tera},
 };
 use crate::{
     cluster::{
@@ -60,7 +60,7 @@ struct Setup {
 
 /// One call of attention.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct What {
+struct AttentionCase {
     /// `causal` or `none`.
     mask: &'static str,
     rows: usize,
@@ -85,7 +85,7 @@ struct Timed {
     distance: f64,
 }
 
-impl What {
+impl AttentionCase {
     fn mask(self) -> Mask {
         if self.mask == "causal" { Mask::Causal } else { Mask::None }
     }
@@ -103,7 +103,7 @@ impl What {
 pub fn run<B: BenchBackend>(
     globals: &Globals,
     args: &AttentionArgs,
-    given: &Given<'_>,
+    given: &BenchTarget<'_>,
     open: impl Fn(Device) -> Result<B, asterism_models::ModelError>,
 ) -> Result<Exit, CliError> {
     checked(args)?;
@@ -126,10 +126,10 @@ pub fn run<B: BenchBackend>(
     let Heads { query, kv, dim } = heads;
     globals.note(format_args!("attention of {}: {query} query heads, {kv} KV heads of {dim}", setup.model));
     let ceiling = ceiling::measure(globals, &backend);
-    let mut report = Report::new(globals, setup, ceiling);
+    let mut report = BenchReport::new(globals, setup, ceiling);
     for &Tokens(tokens) in &args.tokens {
-        let few = args.rows.iter().map(|rows| What { mask: "none", rows: *rows, tokens });
-        let cases = std::iter::once(What { mask: "causal", rows: tokens, tokens }).chain(few);
+        let few = args.rows.iter().map(|rows| AttentionCase { mask: "none", rows: *rows, tokens });
+        let cases = std::iter::once(AttentionCase { mask: "causal", rows: tokens, tokens }).chain(few);
         let mut operands = None;
         for what in cases {
             globals.note(format_args!("{} rows on {} keys", grouped(what.rows), grouped(tokens)));
@@ -157,7 +157,7 @@ fn checked(args: &AttentionArgs) -> Result<(), CliError> {
     }
 }
 
-fn show(report: Report<'_, Setup, What, Timed>) -> Result<Exit, CliError> {
+fn show(report: BenchReport<'_, Setup, AttentionCase, Timed>) -> Result<Exit, CliError> {
     let heads = [
         "MASK",
         "ROWS",
@@ -174,7 +174,7 @@ fn show(report: Report<'_, Setup, What, Timed>) -> Result<Exit, CliError> {
         "PEAK",
         "STATE",
     ];
-    report.finish(heads, |report, case: &Case<What, Timed>| {
+    report.finish(heads, |report, case: &Case<AttentionCase, Timed>| {
         let timed = case.timed.as_ref();
         [
             case.what.mask.into(),
@@ -198,7 +198,7 @@ fn show(report: Report<'_, Setup, What, Timed>) -> Result<Exit, CliError> {
 /// Checks and times one call.
 fn case<B: BenchBackend>(
     operands: &Operands<'_, B>,
-    what: What,
+    what: AttentionCase,
     (repeat, ceiling): (u16, Option<Ceiling>),
 ) -> Result<Timed, CliError> {
     let Operands { backend, kv, heads, .. } = operands;
@@ -263,7 +263,7 @@ impl<'a, B: BenchBackend> Operands<'a, B> {
     }
 
     /// Relative distance of the first, the middle and the last row of the first and the last head from the reference.
-    fn distance(&self, what: What, got: &Partial<B::Tensor>) -> Result<f64, KernelError> {
+    fn distance(&self, what: AttentionCase, got: &Partial<B::Tensor>) -> Result<f64, KernelError> {
         let Heads { query, kv, dim } = self.heads;
         let [mut of, mut from] = [0.0; 2];
         let [mut lse_of, mut lse_from] = [0.0; 2];
@@ -307,9 +307,9 @@ mod tests {
 
     #[test]
     fn work_counts_pairs_that_are_seen_and_keys_once() {
-        let causal = What { mask: "causal", rows: 100, tokens: 100 };
+        let causal = AttentionCase { mask: "causal", rows: 100, tokens: 100 };
         assert_eq!(causal.work(HEADS, DType::Bf16), (4 * 4 * 16 * 5050, 2 * 100 * 2 * 16 * 2));
-        let few = What { mask: "none", rows: 3, tokens: 100 };
+        let few = AttentionCase { mask: "none", rows: 3, tokens: 100 };
         assert_eq!(few.work(HEADS, DType::F32), (4 * 4 * 16 * 300, 2 * 100 * 2 * 16 * 4));
         let shape = AttentionShape { heads: HEADS, queries: 100, keys: 100, mask: Mask::Causal };
         assert_eq!(shape.flops(), causal.work(HEADS, DType::F32).0 as f64);
@@ -320,8 +320,8 @@ mod tests {
         let cpu = crate::processes::checkpoint::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
         let mut operands = Operands::new(&cpu, HEADS, PERIOD + 40).unwrap();
         let cases = [
-            What { mask: "causal", rows: PERIOD + 40, tokens: PERIOD + 40 },
-            What { mask: "none", rows: 5, tokens: PERIOD + 40 },
+            AttentionCase { mask: "causal", rows: PERIOD + 40, tokens: PERIOD + 40 },
+            AttentionCase { mask: "none", rows: 5, tokens: PERIOD + 40 },
         ];
         for what in cases {
             assert!(case(&operands, what, (1, None)).unwrap_or_else(|error| panic!("{error}")).distance < 1e-4);

@@ -10,7 +10,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{Format, Globals},
     processes::{
-        calibration::{self, Calibrated, CalibrationSetup, Machine},
+        calibration::{self, Calibrated, CalibrationSetup, MachineProfile},
         checkpoint,
     },
 };
@@ -26,9 +26,9 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let model = checkpoint::checkpoint_of(&cluster.model).map_err(|error| {
         CliError::usage(format!("the model cannot be used: {error}")).hint("correct [model] in the cluster file")
     })?;
-    let machine = Machine::here();
+    let machine = MachineProfile::here();
     let setup = CalibrationSetup::of(&cluster, model.name(), &machine);
-    if let Some(load) = Machine::load().filter(|load| *load > machine.cores as f64 / 4.0) {
+    if let Some(load) = MachineProfile::load().filter(|load| *load > machine.cores as f64 / 4.0) {
         globals.note(format_args!(
             "this machine is busy (load {load:.1} on {} cores): times will be too long; calibrate again when it is idle",
             machine.cores

@@ -19,7 +19,7 @@ const RESULT_POLL: Duration = Duration::from_millis(100);
 
 /// What `-o json` prints.
 #[derive(Serialize)]
-struct Report {
+struct LinkMeasurements {
     links: Vec<LinkSpeed>,
     /// What `plan` takes of them: the slowest link, and the longest way of a question.
     wire: Option<Wire>,
@@ -62,7 +62,7 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
         (Some(wire), Some(cluster)) => write(globals, &cluster, wire)?,
         _ => None,
     };
-    let report = Report { links, wire, written };
+    let report = LinkMeasurements { links, wire, written };
     match globals.format {
         Format::Table => output::print(&table(&report.links).to_string())?,
         format => output::print_json(&report, format)?,

@@ -152,8 +152,8 @@ mod tests {
         let test = format!("{module}::the_peak_of_this_process_follows_what_it_allocates");
         let mut child = Command::new(env::current_exe().expect("a program"));
         let output = child.args(["--exact", &test, "--ignored"]).output().expect("it runs already");
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        let reported = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && reported.contains("1 passed"), "{reported}");
     }
 
     #[test]

@@ -4,17 +4,17 @@ use std::{fs, path::Path, sync::Arc, time::Instant};
 
 use asterism_kernels::Backend;
 use asterism_models::{
-    Decoder, Generator, HeadsFiles, LocalContext, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling,
-    TeamContext, TensorParallel, encode_plan, encode_together, synthetic_prompt,
+    Decoder, DecoderParts, Generator, HeadsFiles, LocalContext, ModelConfig, ModelError, RetainingHeads, Sampler,
+    Sampling, TeamContext, TensorParallel, encode_plan, encode_together, synthetic_prompt,
 };
 use asterism_plan::{Cost, Method, MethodConfig, ModelShape, Plan, PlanRequest};
 use serde::Serialize;
 
 use super::{
-    BenchArgs, Given,
+    BenchArgs, BenchTarget,
     ceiling::{self, Ceiling},
     machine::{BenchBackend, RepetitionSeconds},
-    report::{Case, Report, cell, peak, percent, tera},
+    report::{BenchReport, Case, cell, peak, percent, tera},
 };
 use crate::{
     cluster::{
@@ -48,7 +48,7 @@ pub struct PhaseSetup {
 
 /// One case.
 #[derive(Serialize)]
-pub struct What {
+pub struct PhaseCase {
     method: String,
     prompt_tokens: usize,
     timed_tokens: usize,
@@ -56,14 +56,14 @@ pub struct What {
 
 /// What came out.
 #[derive(Serialize)]
-pub struct Timed {
+pub struct PhaseTiming {
     #[serde(flatten)]
     seconds: RepetitionSeconds,
     /// At the median.
     tokens_per_s: f64,
     ms_per_token: f64,
     #[serde(flatten)]
-    work: Work,
+    work: PlannedWork,
     /// Operations, or else bytes, a second at the median.
     flops_per_s: Option<f64>,
     bytes_per_s: Option<f64>,
@@ -78,14 +78,14 @@ pub struct Timed {
 
 /// What is computed, by the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct Work {
+struct PlannedWork {
     /// Operations up to the first token; none where the method chooses keys as it runs.
     flops: Option<u64>,
     /// Bytes of weights and keys that a token after the first reads.
     bytes_per_token: Option<u64>,
 }
 
-impl Work {
+impl PlannedWork {
     fn of(phase: Phase, plan: &Plan, (shape, weights): (&ModelShape, u64)) -> Self {
         let cost = Cost::of(plan, shape);
         let sum = |count: fn(&asterism_plan::HostCost) -> u64| cost.hosts.iter().map(count).sum::<u64>();
@@ -110,7 +110,7 @@ pub fn run<B: BenchBackend>(
     globals: &Globals,
     args: &BenchArgs,
     phase: Phase,
-    (given, open): (Given<'_>, impl Fn(Device, &ModelConfig) -> Result<B, ModelError>),
+    (given, open): (BenchTarget<'_>, impl Fn(Device, &ModelConfig) -> Result<B, ModelError>),
 ) -> Result<Exit, CliError> {
     if phase == Phase::Decode(0) {
         return Err(CliError::usage("--max-tokens 0 leaves nothing to time").hint("--max-tokens 32"));
@@ -128,7 +128,7 @@ pub fn run<B: BenchBackend>(
     globals.note(format_args!("{name} of {model} with {names}, {hosts} hosts, {computing}"));
     let several = methods.len() * prompts.len();
     let ceiling = ceiling::measure(globals, bench.decoders[0].backend());
-    let mut report = Report::new(globals, setup, ceiling);
+    let mut report = BenchReport::new(globals, setup, ceiling);
     let cases = methods.iter().flat_map(|method| prompts.iter().map(move |ids| (method, ids)));
     for (at, ((name, method), ids)) in cases.enumerate() {
         if several > 1 {
@@ -144,18 +144,18 @@ pub fn run<B: BenchBackend>(
             Phase::Prefill => ids.len(),
             Phase::Decode(tokens) => tokens,
         };
-        report.add(What { method: name.clone(), prompt_tokens: ids.len(), timed_tokens }, outcome)?;
+        report.add(PhaseCase { method: name.clone(), prompt_tokens: ids.len(), timed_tokens }, outcome)?;
     }
     show(phase, report)
 }
 
-fn show(phase: Phase, report: Report<'_, PhaseSetup, What, Timed>) -> Result<Exit, CliError> {
+fn show(phase: Phase, report: BenchReport<'_, PhaseSetup, PhaseCase, PhaseTiming>) -> Result<Exit, CliError> {
     let rate = if phase == Phase::Prefill { "TFLOP/S" } else { "TB/S" };
     let heads = [
         "PHASE", "METHOD", "DTYPE", "THREADS", "PROMPT", "TIMED", "BEST S", "MEDIAN S", "TOKENS/S", "MS/TOKEN", rate,
         "CEILING", "SHARE", "PEAK", "STATE",
     ];
-    report.finish(heads, |report, case: &Case<What, Timed>| {
+    report.finish(heads, |report, case: &Case<PhaseCase, PhaseTiming>| {
         let (setup, timed) = (&report.setup, case.timed.as_ref());
         let ceiling = report.ceiling.map(|ceiling| match phase {
             Phase::Prefill => ceiling.product_flops_per_s,
@@ -188,11 +188,11 @@ struct Bench<'a, B: Backend> {
     linear: Option<TensorParallel<B>>,
     model: String,
     repeat: u16,
-    given: Given<'a>,
+    given: BenchTarget<'a>,
     heads: HeadsFiles,
 }
 
-struct Round {
+struct BenchRound {
     prefill_s: f64,
     decode_s: f64,
     tokens: Vec<u32>,
@@ -201,13 +201,13 @@ struct Round {
 impl<'a, B: BenchBackend> Bench<'a, B> {
     fn load(
         args: &BenchArgs,
-        given: Given<'a>,
+        given: BenchTarget<'a>,
         open: impl Fn(Device, &ModelConfig) -> Result<B, ModelError>,
     ) -> Result<Self, CliError> {
         let unusable = |error: ModelError| CliError::usage(error).hint("`asterism bench prefill --help`");
         let checkpoint = given.checkpoint(args.machine.model.as_deref()).map_err(unusable)?;
         let load = |(at, device): (usize, &Device)| {
-            let parts = if at == 0 { Parts::All } else { Parts::Context };
+            let parts = if at == 0 { DecoderParts::All } else { DecoderParts::Context };
             Decoder::load(Arc::new(open(*device, checkpoint.config())?), &checkpoint, parts).map(Arc::new)
         };
         let decoders: Vec<_> =
@@ -224,7 +224,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     }
 
     fn setup(&self, phase: Phase, args: &BenchArgs) -> PhaseSetup {
-        let Given { dtype, threads, hosts, devices, .. } = &self.given;
+        let BenchTarget { dtype, threads, hosts, devices, .. } = &self.given;
         PhaseSetup {
             phase: if phase == Phase::Prefill { "prefill" } else { "decode" },
             model: self.model.clone(),
@@ -278,7 +278,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     fn step_weights(&self) -> u64 {
         let (config, dtype) = (self.decoders[0].config(), self.backend().dtype());
         let table = config.vocab * config.hidden * dtype.size();
-        config.weight_bytes(Parts::All, (dtype, self.given.linear() == Some(LinearType::Fp8))) - table as u64
+        config.weight_bytes(DecoderParts::All, (dtype, self.given.linear() == Some(LinearType::Fp8))) - table as u64
     }
 
     /// Rounds of one case. What is timed must be right first: every round makes the same tokens.
@@ -287,7 +287,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
         phase: Phase,
         (method, ids): (&MethodConfig, &[u32]),
         ceiling: Option<Ceiling>,
-    ) -> Result<Timed, CliError> {
+    ) -> Result<PhaseTiming, CliError> {
         let plan = self.plan(method, ids).map_err(CliError::usage)?;
         let generated = if let Phase::Decode(tokens) = phase { tokens + 1 } else { 1 };
         self.decoders.iter().for_each(|decoder| decoder.backend().forget_peak());
@@ -304,7 +304,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
                 Some(_) => seconds.push(if phase == Phase::Prefill { run.prefill_s } else { run.decode_s }),
             }
         }
-        let work = Work::of(phase, &plan, (&self.shape(), self.step_weights()));
+        let work = PlannedWork::of(phase, &plan, (&self.shape(), self.step_weights()));
         let timed_tokens = if phase == Phase::Prefill { ids.len() } else { generated - 1 };
         Ok(self.timed((RepetitionSeconds::of(seconds), timed_tokens), (work, ceiling), reference.unwrap_or_default()))
     }
@@ -312,9 +312,9 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     fn timed(
         &self,
         (seconds, timed_tokens): (RepetitionSeconds, usize),
-        (work, ceiling): (Work, Option<Ceiling>),
+        (work, ceiling): (PlannedWork, Option<Ceiling>),
         tokens: Vec<u32>,
-    ) -> Timed {
+    ) -> PhaseTiming {
         let (median_s, devices) = (seconds.median_s, self.decoders.len() as f64);
         let flops_per_s = work.flops.map(|flops| flops as f64 / median_s);
         let bytes_per_s = work.bytes_per_token.map(|bytes| bytes as f64 * timed_tokens as f64 / median_s);
@@ -322,7 +322,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
             let of_product = flops_per_s.map(|rate| rate / ceiling.product_flops_per_s);
             Some(of_product.or(bytes_per_s.map(|rate| rate / ceiling.copy_bytes_per_s))? / devices)
         };
-        Timed {
+        PhaseTiming {
             tokens_per_s: timed_tokens as f64 / median_s,
             ms_per_token: 1e3 * median_s / timed_tokens as f64,
             seconds,
@@ -337,7 +337,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     }
 
     /// The prompt but for its last token as context, the last as query, then `generated` greedy tokens.
-    fn round(&self, plan: &Plan, ids: &[u32], generated: usize) -> Result<Round, ModelError> {
+    fn round(&self, plan: &Plan, ids: &[u32], generated: usize) -> Result<BenchRound, ModelError> {
         let (context, query) = ids.split_at(ids.len() - 1);
         let decoder = &self.decoders[0];
         let load = |name: &str| {
@@ -369,7 +369,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
             let last = [tokens[tokens.len() - 1]];
             tokens.push(sampler.next(&decoder.logits(&generator.step(decoder, &last, &mut held)?)?));
         }
-        Ok(Round { prefill_s, decode_s: started.elapsed().as_secs_f64(), tokens })
+        Ok(BenchRound { prefill_s, decode_s: started.elapsed().as_secs_f64(), tokens })
     }
 }
 
@@ -385,7 +385,7 @@ fn read_ids(path: &Path) -> Result<Vec<u32>, CliError> {
 mod tests {
     use super::*;
 
-    fn work(method: &str, phase: Phase) -> Work {
+    fn work(method: &str, phase: Phase) -> PlannedWork {
         let context = [1; 1000];
         let request = PlanRequest {
             context: &context,
@@ -396,7 +396,7 @@ mod tests {
             speeds: None,
         };
         let method: MethodConfig = crate::cli::method_spec::parse(method).unwrap();
-        Work::of(phase, &method.plan(&request).unwrap(), (&ModelShape::TINY, 7))
+        PlannedWork::of(phase, &method.plan(&request).unwrap(), (&ModelShape::TINY, 7))
     }
 
     #[test]
@@ -412,13 +412,13 @@ mod tests {
         assert_eq!(shape.linear_flops_per_token(), (2 * 4 * layer) as u64);
         let blocks = work("star:block_tokens=100:anchor_tokens=16", Phase::Prefill);
         assert!(blocks.flops.is_some() && blocks.flops < work("dense", Phase::Prefill).flops);
-        assert_eq!(work("minference", Phase::Prefill), Work::default());
+        assert_eq!(work("minference", Phase::Prefill), PlannedWork::default());
     }
 
     #[test]
     fn a_token_reads_the_weights_and_the_keys_once() {
         let keys = 2 * 4 * 2 * 16 * 4;
         let bytes = Some(7 + (1000 + 1 + 5) * keys);
-        assert_eq!(work("dense", Phase::Decode(10)), Work { flops: None, bytes_per_token: bytes });
+        assert_eq!(work("dense", Phase::Decode(10)), PlannedWork { flops: None, bytes_per_token: bytes });
     }
 }

@@ -39,7 +39,7 @@ struct Document<'a, S, C> {
 
 /// What `-o jsonl` prints for each case.
 #[derive(Serialize)]
-struct Line<'a, S, C> {
+struct CaseLine<'a, S, C> {
     #[serde(flatten)]
     setup: &'a S,
     ceiling: Option<Ceiling>,
@@ -48,14 +48,14 @@ struct Line<'a, S, C> {
 }
 
 /// The cases of a run.
-pub struct Report<'a, S, W, T> {
+pub struct BenchReport<'a, S, W, T> {
     pub globals: &'a Globals,
     pub setup: S,
     pub ceiling: Option<Ceiling>,
     cases: Vec<Case<W, T>>,
 }
 
-impl<'a, S: Serialize, W: Serialize, T: Serialize> Report<'a, S, W, T> {
+impl<'a, S: Serialize, W: Serialize, T: Serialize> BenchReport<'a, S, W, T> {
     pub fn new(globals: &'a Globals, setup: S, ceiling: Option<Ceiling>) -> Self {
         Self { globals, setup, ceiling, cases: Vec::new() }
     }
@@ -68,7 +68,7 @@ impl<'a, S: Serialize, W: Serialize, T: Serialize> Report<'a, S, W, T> {
         };
         let case = Case { what, timed, error };
         if self.globals.format == Format::Jsonl {
-            output::print_json(&Line { setup: &self.setup, ceiling: self.ceiling, case: &case }, Format::Jsonl)?;
+            output::print_json(&CaseLine { setup: &self.setup, ceiling: self.ceiling, case: &case }, Format::Jsonl)?;
         }
         self.cases.push(case);
         Ok(())

@@ -78,11 +78,11 @@ pub fn run(globals: &Globals, args: &TransportArgs) -> Result<Exit, CliError> {
             continue;
         }
         let done = |timed: &Timed| {
-            let row = Row::new(kind, timed, &[]);
+            let row = TransportRow::new(kind, timed, &[]);
             globals.note(format_args!("{}, {}: {:.1} us", kind.name(), row.what(), 1e6 * row.median_s));
         };
         for timed in time(kind, args, &loads, done).map_err(|error| refused(kind, &error))? {
-            rows.push(Row::new(kind, &timed, &rows));
+            rows.push(TransportRow::new(kind, &timed, &rows));
         }
     }
     output::print_rows(&rows, globals.format, table)?;
@@ -144,7 +144,7 @@ fn refused(kind: TransportKind, error: &MeasureError) -> CliError {
 
 /// One load over one transport.
 #[derive(Serialize)]
-struct Row {
+struct TransportRow {
     transport: TransportKind,
     bytes: usize,
     there_and_back: bool,
@@ -157,7 +157,7 @@ struct Row {
     by_tcp: Option<f64>,
 }
 
-impl Row {
+impl TransportRow {
     fn new(transport: TransportKind, timed: &Timed, before: &[Self]) -> Self {
         let Load { bytes, there_and_back, rounds } = timed.load;
         let [median_s, p99_s] = [50, 99].map(|percent| timed.percentile(percent).as_secs_f64());
@@ -175,7 +175,7 @@ impl Row {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[TransportRow]) -> Table {
     let mut table = Table::new(["TRANSPORT", "PAYLOAD", "ROUNDS", "MEDIAN US", "P99 US", "GB/S", "BY TCP"]);
     for row in rows {
         table.row([

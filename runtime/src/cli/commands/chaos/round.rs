@@ -73,7 +73,7 @@ pub enum RoundOutcome {
 
 /// One round.
 #[derive(Clone, Debug, Serialize)]
-pub struct Round {
+pub struct ChaosRound {
     /// From 1.
     pub round: usize,
     /// The fault.
@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
     }
 
     /// Strikes once; returns when the cluster is whole again.
-    pub fn round(&self, round: usize, fault: Fault, reference: &Reference) -> Result<Round, CliError> {
+    pub fn round(&self, round: usize, fault: Fault, reference: &Reference) -> Result<ChaosRound, CliError> {
         let struck = self.choose(round, fault.role)?;
         let mut trigger = Trigger::new(fault.phase, reference.tokens.len());
         let mut detection = None;
@@ -144,7 +144,7 @@ impl<'a> Target<'a> {
             // Nothing that we stopped is left behind stopped.
             signal(struck.pid, Signal::CONT);
         })?;
-        Ok(Round { round, fault, victim: struck.name, detected_s, recovered_s, total_s, outcome })
+        Ok(ChaosRound { round, fault, victim: struck.name, detected_s, recovered_s, total_s, outcome })
     }
 
     fn ask(&self, mut heard: impl FnMut(&JobEvent)) -> Result<JobStatus, CliError> {

@@ -16,13 +16,13 @@ use crate::{
     cli::commands::cluster::process::cluster_file,
     client::Client,
     cluster::Cluster,
-    data_dir::{self, Seat, private},
+    data_dir::{self, LockRole, private},
     error::{CliError, Exit},
     globals::Globals,
     processes::node::signal,
 };
 
-const POLL: Duration = Duration::from_millis(50);
+const DETACH_POLL: Duration = Duration::from_millis(50);
 /// What the background process gets beyond its own limit to name the host at fault and to stop.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 
@@ -30,7 +30,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     // Refuses a second cluster on one data_dir here, where the person is, rather than in a log file.
-    for seat in [Seat::Up, Seat::Supervisor] {
+    for seat in [LockRole::Up, LockRole::Supervisor] {
         drop(data_dir::lock(&cluster.data_dir, &cluster.name, seat)?);
     }
     if credentials::found(&cluster)? {
@@ -65,7 +65,7 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
             return Err(CliError::unreachable(format!("the cluster was not ready after {seconds:.0} s"))
                 .hint(format!("see {}", log.display())));
         }
-        thread::sleep(POLL);
+        thread::sleep(DETACH_POLL);
     }
 }
 

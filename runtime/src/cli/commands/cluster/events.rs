@@ -81,8 +81,8 @@ fn print(event: &ClusterEvent, format: Format) -> Result<(), CliError> {
 pub fn line(event: &ClusterEvent) -> String {
     let value = serde_json::to_value(event).expect("an event is plain values");
     let fields = value.as_object().expect("an object");
-    let said = fields.iter().filter(|(name, _)| !["id", "time", "event"].contains(&name.as_str()));
-    let said = said.filter_map(|(name, value)| match value {
+    let stated = fields.iter().filter(|(name, _)| !["id", "time", "event"].contains(&name.as_str()));
+    let stated = stated.filter_map(|(name, value)| match value {
         Value::Null | Value::Object(_) | Value::Array(_) => None,
         Value::String(text) if text.contains(' ') => Some(format!(" {name}={text:?}")),
         Value::String(text) => Some(format!(" {name}={text}")),
@@ -92,7 +92,7 @@ pub fn line(event: &ClusterEvent) -> String {
     let seconds = event.time as u64 % 86_400;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     let what = value["event"].as_str().unwrap_or_default();
-    format!("{hours:02}:{minutes:02}:{seconds:02} {what}{}", said.collect::<String>())
+    format!("{hours:02}:{minutes:02}:{seconds:02} {what}{}", stated.collect::<String>())
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
             "silent_s": 0.25, "cause": "its process ended",
         });
         let event: ClusterEvent = serde_json::from_value(event).unwrap();
-        let said = "01:02:03 host_lost cause=\"its process ended\" host=context-0 reason=exited silent_s=0.250";
-        assert_eq!(line(&event), said);
+        let stated = "01:02:03 host_lost cause=\"its process ended\" host=context-0 reason=exited silent_s=0.250";
+        assert_eq!(line(&event), stated);
     }
 }

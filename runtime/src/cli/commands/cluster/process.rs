@@ -14,7 +14,7 @@ use clap::Args;
 use crate::{
     certificates::{credentials, joining, renewal},
     cluster::{Cluster, Host},
-    data_dir::{self, Seat, logs, start_file::StartFile},
+    data_dir::{self, LockRole, logs, start_file::StartFile},
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals, ReadFile},
     observe::{
@@ -23,14 +23,14 @@ use crate::{
     },
     processes::{
         local_hosts,
-        node::{Launch, NodeAgent, Tie, now_ns},
-        service::Service,
+        node::{Launch, NodeAgent, SupervisorTie, now_ns},
+        service::SupervisorService,
         wiring::{self, runtime},
     },
 };
 
 /// How long hosts may take to end by themselves.
-pub const GRACE: Duration = Duration::from_secs(3);
+pub const HOST_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// `asterism supervisor`
 #[derive(Args, Debug)]
@@ -94,7 +94,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     if args.end_with_stdin {
         end_with_stdin();
     }
-    let telemetry = telemetry::start(&cluster, metric::SUPERVISOR)?;
+    let telemetry = telemetry::start(&cluster, metric::SUPERVISOR_LABEL)?;
     let ended = runtime()?.block_on(async {
         metrics::install();
         let mut signals = Signals::listen(Hangup::Ignored)?;
@@ -104,7 +104,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
             }
         };
         let service = tokio::select! {
-            service = Service::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
+            service = SupervisorService::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
             () = signals.next() => return Ok(Exit::Success),
         };
         let (listen, admin) = (service.record.listen, service.record.admin);
@@ -127,11 +127,11 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     logging::process(&cluster.log, globals)?;
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
-    let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
+    let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Node(name))?;
     wiring::all_fit(&cluster, &hosts)?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
-    let copy = data_dir::start_file(&cluster.data_dir, Seat::Node(name));
+    let copy = data_dir::start_file(&cluster.data_dir, LockRole::Node(name));
     let launch = Launch::new(StartFile::new(copy, &directory, text), args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
@@ -144,7 +144,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        let tie = Tie::new(&cluster, &hosts, args.join, (&agent, exits))?;
+        let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?;
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let done = tokio::select! {
             () = agent.done() => Ok(true),
@@ -152,7 +152,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
             ended = tie.hold() => ended.map(|()| false),
         };
         let given_up = agent.given_up();
-        agent.stop(GRACE).await;
+        agent.stop(HOST_STOP_TIMEOUT).await;
         match given_up.first() {
             Some(exit) if done? => {
                 Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))

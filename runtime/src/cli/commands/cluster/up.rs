@@ -9,18 +9,18 @@ use crate::{
     certificates::credentials,
     cli::{
         checks,
-        commands::cluster::process::{GRACE, Hangup, Signals},
+        commands::cluster::process::{HOST_STOP_TIMEOUT, Hangup, Signals},
     },
     client::Client,
     cluster::Cluster,
-    data_dir::{self, Seat, logs, start_file::StartFile},
+    data_dir::{self, LockRole, logs, start_file::StartFile},
     error::{CliError, Exit},
     globals::{Globals, ReadFile},
     observe::logging,
     processes::{
         keeper::Keeper,
         local_hosts,
-        node::{Launch, NodeAgent, Tie},
+        node::{Launch, NodeAgent, SupervisorTie},
         readiness::Wait,
         wiring::{self, runtime},
     },
@@ -39,10 +39,10 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },
     };
     logging::process(&log, globals)?;
-    let file = StartFile::new(data_dir::start_file(&cluster.data_dir, Seat::Up), &directory, text);
-    let seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Up)?;
+    let file = StartFile::new(data_dir::start_file(&cluster.data_dir, LockRole::Up), &directory, text);
+    let seat = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Up)?;
     // A supervisor that somebody else started is not ours to keep.
-    drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
+    drop(data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?);
     seat.publish_pid()?;
     wiring::all_fit(&cluster, &local_hosts(&cluster))?;
     if credentials::found(&cluster)? {
@@ -56,7 +56,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         let mut signals = Signals::listen(hangup)?;
         logs::keep_short(&cluster.data_dir);
         let started = tokio::select! {
-            started = Running::start(globals, &cluster, file) => started?,
+            started = RunningCluster::start(globals, &cluster, file) => started?,
             () = signals.next() => return Err(interrupted()),
         };
         started.serve(globals, args.timeout, &mut signals).await
@@ -64,20 +64,20 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
 }
 
 /// What `up` started.
-struct Running<'a> {
+struct RunningCluster<'a> {
     cluster: &'a Cluster,
     keeper: Keeper,
     agent: NodeAgent,
 }
 
-impl<'a> Running<'a> {
+impl<'a> RunningCluster<'a> {
     async fn start(globals: &Globals, cluster: &'a Cluster, file: StartFile) -> Result<Self, CliError> {
         let waits = |cause: &str| globals.note(format_args!("the supervisor waits: {cause}"));
         let keeper = Keeper::start(cluster, file.clone(), waits).await?;
         let launch = Launch::new(file, keeper.record.listen)?;
         let hosts = local_hosts(cluster);
         let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-        let tie = Tie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?;
+        let tie = SupervisorTie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?;
         tokio::spawn(async move {
             if let Err(error) = tie.hold().await {
                 tracing::error!(%error, "this machine's hosts are on their own");
@@ -121,7 +121,7 @@ impl<'a> Running<'a> {
             Err(error) => Err(error),
         };
         self.keeper.stop().await;
-        self.agent.stop(GRACE).await;
+        self.agent.stop(HOST_STOP_TIMEOUT).await;
         outcome.map(|()| Exit::Success)
     }
 }

@@ -9,7 +9,7 @@ use asterism_plan::MethodConfig;
 use crate::{
     cluster::{Model, file::DType},
     error::CliError,
-    eval::{self, Record},
+    eval::{self, EvalRecord},
 };
 
 pub(crate) const EMBEDDED: Model = Model {
@@ -28,7 +28,7 @@ pub(crate) fn refusal(error: eval::EvalError) -> CliError {
 }
 
 /// A record as a greedy job.
-pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
+pub fn question(record: &EvalRecord, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
     let (context, query) = (record.input_context.clone().into(), record.input_query.clone().into());
     let labels = [("task".to_owned(), label(&record.task))].into();
     JobRequest {

@@ -19,12 +19,12 @@ pub struct Contender {
     /// How it is asked.
     pub asked_as: AskedAs,
     /// Who answers.
-    pub answers: Answers,
+    pub answers: AnswerSource,
 }
 
 /// Who answers.
 #[derive(Clone)]
-pub enum Answers {
+pub enum AnswerSource {
     /// The cluster, by the method.
     Cluster,
     /// This process.
@@ -38,12 +38,12 @@ impl Contender {
             AskedAs::Jobs => label,
             AskedAs::Sessions => format!("{label}, session"),
         };
-        Self { label, config, asked_as, answers: Answers::Cluster }
+        Self { label, config, asked_as, answers: AnswerSource::Cluster }
     }
 
     /// What the others are measured against beside dense.
     pub fn oracle(oracle: Oracle) -> Self {
-        let (label, answers) = (oracle::ORACLE.to_owned(), Answers::Oracle(Arc::new(oracle)));
+        let (label, answers) = (oracle::ORACLE.to_owned(), AnswerSource::Oracle(Arc::new(oracle)));
         Self { label, config: None, asked_as: AskedAs::Jobs, answers }
     }
 }

@@ -59,7 +59,7 @@ impl Meter {
     }
 
     /// A line of text that the bar does not overwrite.
-    pub fn say(&self, text: &str) {
+    pub fn print(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),

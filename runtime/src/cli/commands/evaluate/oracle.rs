@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Cpu, KernelChoice};
 use asterism_models::{
-    ContextAttention, Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling,
+    ContextAttention, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, ModelError, Sampler, Sampling,
     WatchedContext, encode_plan,
 };
 use asterism_plan::{
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::CliError,
-    eval::{Question, Seconds},
+    eval::{AnswerSeconds, EvalQuestion},
     globals::Globals,
     processes::checkpoint,
 };
@@ -46,7 +46,7 @@ impl Oracle {
         let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let load = || {
             let backend = Arc::new(checkpoint::cpu(model.dtype, threads, KernelChoice::Auto)?);
-            Decoder::load(backend, &checkpoint::checkpoint_of(&model)?, Parts::All)
+            Decoder::load(backend, &checkpoint::checkpoint_of(&model)?, DecoderParts::All)
         };
         let decoder = load().map_err(unusable)?;
         let shape = decoder.config().shape(decoder.backend().kv_dtype());
@@ -54,14 +54,14 @@ impl Oracle {
     }
 
     /// The answer's text and where its time went; measuring what dense attention looks at is none of it.
-    pub fn answer(&self, asked: &Question) -> Result<(String, Seconds), CliError> {
+    pub fn answer(&self, asked: &EvalQuestion) -> Result<(String, AnswerSeconds), CliError> {
         let request = question(&asked.record, None, asked.max_tokens);
         let (context, query) = self.front.ids(request)?;
         let computed = self.tokens(&context, &query, asked.max_tokens).map_err(CliError::usage)?;
         Ok((self.front.text(&computed.0)?, computed.1))
     }
 
-    fn tokens(&self, context: &[u32], query: &[u32], most: usize) -> Result<(Vec<u32>, Seconds), ModelError> {
+    fn tokens(&self, context: &[u32], query: &[u32], most: usize) -> Result<(Vec<u32>, AnswerSeconds), ModelError> {
         let request =
             PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &self.shape, speeds: None };
         let refused = |error: asterism_plan::PlanError| ModelError::Unsupported { what: error.to_string() };
@@ -84,7 +84,7 @@ impl Oracle {
         let encode = began.elapsed().as_secs_f64();
         let tokens = self.generate(&plan, (query, most), &mut LocalContext::new(self.decoder.backend(), &shards))?;
         let total = began.elapsed().as_secs_f64();
-        Ok((tokens, Seconds { encode: Some(encode), query: 0.0, decode: total - encode, total }))
+        Ok((tokens, AnswerSeconds { encode: Some(encode), query: 0.0, decode: total - encode, total }))
     }
 
     /// What dense attention looks at while it answers.
@@ -132,7 +132,7 @@ fn shared(a: &Range<usize>, b: &Range<usize>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::{Place, Task};
+    use crate::eval::{QuestionPlace, Task};
 
     /// Summaries of everything are dense attention; of what it looks at, nearly so.
     #[test]
@@ -140,12 +140,12 @@ mod tests {
         let front = TokenCounter::embedded().unwrap();
         let backend = Arc::new(crate::processes::checkpoint::cpu(EMBEDDED.dtype, 2, KernelChoice::Auto).unwrap());
         let decoder =
-            Decoder::load(backend, &crate::processes::checkpoint::checkpoint_of(&EMBEDDED).unwrap(), Parts::All)
+            Decoder::load(backend, &crate::processes::checkpoint::checkpoint_of(&EMBEDDED).unwrap(), DecoderParts::All)
                 .unwrap();
         let shape = decoder.config().shape(decoder.backend().kv_dtype());
         let record = front.generate(Task::NiahSingle2, 3000, 7, None).unwrap();
-        let place = Place { suite: "ruler", length: 3000, sample: 7 };
-        let asked = Question::generated(place, record, Task::NiahSingle2);
+        let place = QuestionPlace { suite: "ruler", length: 3000, sample: 7 };
+        let asked = EvalQuestion::generated(place, record, Task::NiahSingle2);
         let oracle = Oracle { front, decoder, shape, hosts: 4 };
         let (context, query) = oracle.front.ids(question(&asked.record, None, 16)).unwrap();
         let request = PlanRequest {

@@ -19,8 +19,8 @@ use crate::{
     cluster::size::Tokens,
     error::CliError,
     eval::{
-        self, Book, Corpus, EvalError, Key, Library, Metric, Place, PublishedQuestion, Question, Recipe, Record,
-        Scoring, Task,
+        self, Book, Corpus, EvalError, EvalQuestion, EvalRecord, Library, Metric, PublishedQuestion, QuestionKey,
+        QuestionPlace, Recipe, Scoring, Task,
     },
     globals::Globals,
     processes::checkpoint,
@@ -45,7 +45,7 @@ impl TokenCounter {
     }
 
     /// A record of `task` with a context of about `tokens`.
-    pub fn generate(&self, task: Task, tokens: usize, seed: u64, text: Option<&str>) -> Result<Record, CliError> {
+    pub fn generate(&self, task: Task, tokens: usize, seed: u64, text: Option<&str>) -> Result<EvalRecord, CliError> {
         eval::generate(task, tokens, seed, &|text| self.count(text), text).map_err(refusal)
     }
 
@@ -89,7 +89,7 @@ enum Kind {
 /// The questions of a run, in order: by length, then by sample, then by task.
 #[derive(Default)]
 pub struct Questions {
-    slots: Vec<(Place, Kind)>,
+    slots: Vec<(QuestionPlace, Kind)>,
     counter: Option<(TokenCounter, usize)>,
     max_tokens: Option<usize>,
     haystack: Option<String>,
@@ -176,7 +176,7 @@ impl Questions {
         }
         given.truncate(limit.unwrap_or(usize::MAX));
         let place = |(sample, given): (usize, &PublishedQuestion)| {
-            (Place { suite: given.suite, length: 0, sample: sample as u64 }, Kind::Given(sample))
+            (QuestionPlace { suite: given.suite, length: 0, sample: sample as u64 }, Kind::Given(sample))
         };
         let slots = given.iter().enumerate().map(place).collect();
         Ok(Self { slots, given, max_tokens: max_tokens.map(|tokens| tokens.0), ..Self::default() })
@@ -184,7 +184,7 @@ impl Questions {
 
     /// What a table of them counts: records of this program's form say no benchmark.
     pub fn scoring(&self) -> Scoring {
-        let given = |(place, _): &(Place, Kind)| place.suite == "file";
+        let given = |(place, _): &(QuestionPlace, Kind)| place.suite == "file";
         if self.slots.iter().all(given) { Scoring::Exact } else { Scoring::Benchmark }
     }
 
@@ -194,8 +194,8 @@ impl Questions {
     }
 
     /// Where question `index` stands among those of all runs.
-    pub fn key(&self, index: usize) -> Key {
-        let (Place { suite, length, sample }, kind) = &self.slots[index];
+    pub fn key(&self, index: usize) -> QuestionKey {
+        let (QuestionPlace { suite, length, sample }, kind) = &self.slots[index];
         let task = match kind {
             Kind::Generated(task) => task.name().to_owned(),
             Kind::Depth(depth) => depth_name(*depth),
@@ -203,7 +203,7 @@ impl Questions {
             Kind::Library(at) => self.libraries[*at].book().task().to_owned(),
             Kind::Given(at) => self.given[*at].record.task.clone(),
         };
-        Key { suite: (*suite).to_owned(), task, length: *length, sample: *sample, question: self.digest(index) }
+        QuestionKey { suite: (*suite).to_owned(), task, length: *length, sample: *sample, question: self.digest(index) }
     }
 
     /// Digest of all that question `index` is made from beside its place.
@@ -222,10 +222,10 @@ impl Questions {
     }
 
     /// Makes question `index`.
-    pub fn make(&self, index: usize) -> Result<Question, CliError> {
+    pub fn make(&self, index: usize) -> Result<EvalQuestion, CliError> {
         let (place, kind) = &self.slots[index];
         let mut question = match (kind, &self.counter) {
-            (Kind::Given(at), _) => Question::given(*place, self.given[*at].clone()),
+            (Kind::Given(at), _) => EvalQuestion::given(*place, self.given[*at].clone()),
             (_, None) => unreachable!("questions that are made come with a counter"),
             (kind, Some((counter, overhead))) => self.made(*place, kind, counter, *overhead).map_err(refusal)?,
         };
@@ -234,7 +234,13 @@ impl Questions {
         Ok(question)
     }
 
-    fn made(&self, place: Place, kind: &Kind, counter: &TokenCounter, overhead: usize) -> Result<Question, EvalError> {
+    fn made(
+        &self,
+        place: QuestionPlace,
+        kind: &Kind,
+        counter: &TokenCounter,
+        overhead: usize,
+    ) -> Result<EvalQuestion, EvalError> {
         let count = |text: &str| counter.count(text);
         let recipe = |answer: usize| Recipe {
             tokens: place.length,
@@ -245,23 +251,23 @@ impl Questions {
         match kind {
             Kind::Generated(task) => {
                 let record = eval::make(*task, &recipe(task.answer_tokens()), &count)?;
-                Ok(Question::generated(place, record, *task))
+                Ok(EvalQuestion::generated(place, record, *task))
             }
             Kind::Depth(depth) => {
                 let task = Task::NiahSingle2;
                 let record = eval::make_at_depth(*depth, &recipe(task.answer_tokens()), &count)?;
-                let record = Record { task: depth_name(*depth), ..record };
-                Ok(Question::generated(place, record, task))
+                let record = EvalRecord { task: depth_name(*depth), ..record };
+                Ok(EvalQuestion::generated(place, record, task))
             }
             Kind::Corpus(at) => {
                 let (record, gold) = self.corpora[*at].make(&recipe(DOCUMENTS_ANSWER_TOKENS), &count)?;
-                Ok(Question { gold, ..Question::with(place, record, Metric::Any, DOCUMENTS_ANSWER_TOKENS) })
+                Ok(EvalQuestion { gold, ..EvalQuestion::with(place, record, Metric::Any, DOCUMENTS_ANSWER_TOKENS) })
             }
             Kind::Library(at) => {
                 let library = &self.libraries[*at];
                 let (record, gold) = library.make(place.sample as usize, &recipe(Book::ANSWER_TOKENS), &count)?;
                 let metric = library.book().metric();
-                Ok(Question { gold, ..Question::with(place, record, metric, Book::ANSWER_TOKENS) })
+                Ok(EvalQuestion { gold, ..EvalQuestion::with(place, record, metric, Book::ANSWER_TOKENS) })
             }
             Kind::Given(_) => unreachable!("given questions are taken as they are"),
         }
@@ -292,7 +298,7 @@ impl Questions {
                         Kind::Corpus(at) => (size.seed.wrapping_add(sample), Kind::Corpus(at)),
                         Kind::Given(at) => (sample, Kind::Given(at)),
                     };
-                    self.slots.push((Place { suite, length, sample }, kind));
+                    self.slots.push((QuestionPlace { suite, length, sample }, kind));
                 }
             }
         }

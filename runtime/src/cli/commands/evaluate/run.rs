@@ -17,7 +17,7 @@ use super::{
     arguments::AskedAs,
     asked_session::AskedSession,
     common::question,
-    contender::{Answers, Contender},
+    contender::{AnswerSource, Contender},
     meter::{LINE_EVERY, Meter},
     questions::Questions,
 };
@@ -25,7 +25,7 @@ use crate::{
     cli::commands::jobs::job::follow,
     client::{Client, Following},
     error::{CliError, Exit, exit_of_code},
-    eval::{Answer, Question, Seconds},
+    eval::{Answer, AnswerSeconds, EvalQuestion},
     globals::Globals,
 };
 
@@ -51,7 +51,7 @@ pub struct Failure {
 
 /// What a run came to.
 #[derive(Default)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// In the order of questions, then of methods.
     pub answers: Vec<Answer>,
     /// Questions that failed.
@@ -73,10 +73,10 @@ enum Event {
 }
 
 /// A question for a method.
-struct Work {
+struct EvalWork {
     /// In the order of questions, then of methods.
     place: usize,
-    question: Arc<Question>,
+    question: Arc<EvalQuestion>,
     contender: usize,
 }
 
@@ -97,7 +97,7 @@ pub struct Asking<'a> {
 }
 
 /// What the threads of a run share.
-struct Run<'a> {
+struct EvalRun<'a> {
     client: &'a Client,
     /// The cluster's.
     model: &'a str,
@@ -118,9 +118,9 @@ pub fn answer_all(
     globals: &Globals,
     asking: Asking<'_>,
     mut answered: impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
-) -> Result<Outcome, CliError> {
+) -> Result<RunOutcome, CliError> {
     let Asking { client, model, contenders, questions, jobs, known } = asking;
-    let run = Run {
+    let run = EvalRun {
         client,
         model,
         globals: Globals { quiet: true, ..globals.clone() },
@@ -134,7 +134,7 @@ pub fn answer_all(
     };
     let (events, heard) = channel();
     listen(events.clone());
-    let (work, todo) = sync_channel::<Work>(jobs);
+    let (work, todo) = sync_channel::<EvalWork>(jobs);
     let todo = Arc::new(Mutex::new(todo));
     let mut meter = Meter::new(globals, questions.len() * contenders.len() - run.known.len());
     let outcome = thread::scope(|scope| {
@@ -168,9 +168,9 @@ fn placed(known: Vec<Answer>, contenders: &[Contender], questions: &Questions) -
     places.filter_map(|(place, key)| Some((place, known.get(&key)?.clone()))).collect()
 }
 
-impl Run<'_> {
+impl EvalRun<'_> {
     /// Makes questions as they are needed.
-    fn feed(&self, work: &SyncSender<Work>, events: &Sender<Event>) {
+    fn feed(&self, work: &SyncSender<EvalWork>, events: &Sender<Event>) {
         let places = |index: usize| index * self.contenders.len()..(index + 1) * self.contenders.len();
         for index in 0..self.questions.len() {
             let open: Vec<usize> = places(index).filter(|place| !self.known.contains_key(place)).collect();
@@ -188,7 +188,7 @@ impl Run<'_> {
                 }
             };
             let sent = open.into_iter().try_for_each(|place| {
-                work.send(Work { place, question: question.clone(), contender: place % self.contenders.len() })
+                work.send(EvalWork { place, question: question.clone(), contender: place % self.contenders.len() })
             });
             // Nobody works any more.
             if sent.is_err() {
@@ -198,7 +198,7 @@ impl Run<'_> {
         let _ = events.send(Event::Idle);
     }
 
-    fn work(&self, todo: &Mutex<Receiver<Work>>, events: &Sender<Event>) {
+    fn work(&self, todo: &Mutex<Receiver<EvalWork>>, events: &Sender<Event>) {
         while !self.stopped() {
             let next = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok(next) = next else { break };
@@ -211,9 +211,9 @@ impl Run<'_> {
         let _ = events.send(Event::Idle);
     }
 
-    fn ask(&self, work: &Work) -> Event {
+    fn ask(&self, work: &EvalWork) -> Event {
         let (asked, contender) = (&*work.question, &self.contenders[work.contender]);
-        if let Answers::Oracle(oracle) = &contender.answers {
+        if let AnswerSource::Oracle(oracle) = &contender.answers {
             return match oracle.answer(asked) {
                 Ok((text, seconds)) => {
                     let answer = Answer::new(asked, (self.model, &contender.label), &text, seconds);
@@ -266,8 +266,8 @@ impl Run<'_> {
         mut threads: usize,
         meter: &mut Meter,
         answered: &mut impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
-    ) -> Result<Outcome, CliError> {
-        let mut outcome = Outcome::default();
+    ) -> Result<RunOutcome, CliError> {
+        let mut outcome = RunOutcome::default();
         let mut answers = self.known.clone();
         while threads > 0 {
             let event = match heard.recv_timeout(LINE_EVERY) {
@@ -287,7 +287,7 @@ impl Run<'_> {
                 // What was cancelled by us did not fail.
                 Event::Failed(_) | Event::Refused(_) if self.stopped() => {}
                 Event::Failed(failure) => {
-                    meter.say(&failure.to_string());
+                    meter.print(&failure.to_string());
                     meter.step(failure.method.clone());
                     outcome.failures.push(*failure);
                 }
@@ -344,9 +344,9 @@ fn listen(events: Sender<Event>) {
     });
 }
 
-fn judged(status: &JobStatus, encode: Option<f64>, asked: (&Question, &Contender), place: usize) -> Event {
+fn judged(status: &JobStatus, encode: Option<f64>, asked: (&EvalQuestion, &Contender), place: usize) -> Event {
     let ((asked, contender), time) = (asked, &status.timings);
-    let seconds = Seconds { encode, query: time.query_s, decode: time.decode_s, total: time.total_s };
+    let seconds = AnswerSeconds { encode, query: time.query_s, decode: time.decode_s, total: time.total_s };
     match (status.state, &status.error) {
         (JobState::Succeeded, _) => Event::Answered(
             place,
@@ -361,7 +361,7 @@ fn judged(status: &JobStatus, encode: Option<f64>, asked: (&Question, &Contender
 }
 
 /// A refusal that the next question would meet as well ends the run.
-fn event_of(error: CliError, asked: &Question, contender: &Contender) -> Event {
+fn event_of(error: CliError, asked: &EvalQuestion, contender: &Contender) -> Event {
     match error.exit {
         Exit::Capacity | Exit::TimedOut | Exit::JobFailed => failed(asked, contender, "not_submitted", &error.message),
         exit => {
@@ -377,7 +377,7 @@ fn event_of(error: CliError, asked: &Question, contender: &Contender) -> Event {
     }
 }
 
-fn failed(asked: &Question, contender: &Contender, code: &str, message: &str) -> Event {
+fn failed(asked: &EvalQuestion, contender: &Contender, code: &str, message: &str) -> Event {
     Event::Failed(Box::new(Failure {
         method: contender.label.clone(),
         suite: asked.suite.clone(),

@@ -8,25 +8,25 @@ use super::*;
 const GOLD: &str = "7654321";
 const RULES: CheckRules = CheckRules { finds: false, rounds: false };
 
-fn run(kind: CheckKind, name: &str, numerics: &str, outcome: CheckOutcome) -> Run {
+fn run(kind: CheckKind, name: &str, numerics: &str, outcome: CheckOutcome) -> CanaryRun {
     let request = JobRequest {
         method: Some(MethodConfig::Dense(DenseConfig {})),
         ..JobRequest::new(Some("context".into()), "query".into())
     };
     let numerics = [numerics.to_owned()].into();
     let (gold, hosts) = (Some(GOLD.to_owned()), vec![name.to_owned()]);
-    Run { check: Check { name: name.to_owned(), kind, numerics, hosts, gold, request }, outcome, seconds: 0.1 }
+    CanaryRun { check: Check { name: name.to_owned(), kind, numerics, hosts, gold, request }, outcome, seconds: 0.1 }
 }
 
 fn says(tokens: &[u32], text: &str) -> CheckOutcome {
     CheckOutcome::Answered { tokens: tokens.to_vec(), text: text.to_owned() }
 }
 
-fn alone(name: &str, outcome: CheckOutcome) -> Run {
+fn alone(name: &str, outcome: CheckOutcome) -> CanaryRun {
     run(CheckKind::Alone, name, "a", outcome)
 }
 
-fn verdicts(runs: &[Run], rules: CheckRules) -> Vec<Verdict> {
+fn verdicts(runs: &[CanaryRun], rules: CheckRules) -> Vec<Verdict> {
     judge(runs, rules).into_iter().map(|check| check.verdict).collect()
 }
 

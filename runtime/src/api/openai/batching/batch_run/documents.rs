@@ -11,15 +11,15 @@ use ring::digest;
 use tokio::{sync::OnceCell, time::sleep};
 
 use super::{
-    Line,
-    work::{LATER, Work, may_pass},
+    BatchLine,
+    work::{BatchWork, LATER, may_pass},
 };
 use crate::api::openai::store::{self, BATCH_PREFIX};
 
 /// How long a document of a batch is kept at most.
 const DOCUMENT_KEPT_S: f64 = 7.0 * 86_400.0;
 
-impl Work {
+impl BatchWork {
     /// Forgets the documents that were kept.
     pub(super) async fn drop_sessions(&self) {
         let own = self.session("");
@@ -38,7 +38,7 @@ impl Work {
     pub(super) async fn find_documents(&mut self) {
         let mut seen: HashMap<Digest, usize> = HashMap::new();
         for at in 0..self.lines.places.len() {
-            let Ok((Line { body, .. }, _share)) = self.read(self.lines.places[at]).await else { continue };
+            let Ok((BatchLine { body, .. }, _share)) = self.read(self.lines.places[at]).await else { continue };
             let Ok(asked) = self.asked(body).await else { continue };
             if let Some(digest) = document(&asked.job) {
                 *seen.entry(digest).or_default() += 1;

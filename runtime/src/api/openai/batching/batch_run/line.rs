@@ -9,7 +9,7 @@ const ID_CHARS: usize = 512;
 
 /// A request, whose other fields are not kept.
 #[derive(Debug, Deserialize)]
-pub struct Line {
+pub struct BatchLine {
     #[serde(deserialize_with = "custom_id")]
     pub custom_id: String,
     pub method: String,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use asterism_actors::{JobError, api::ErrorBody, room::Holder};
+use asterism_actors::{JobError, api::ErrorBody, capacity::Holder};
 use ring::digest;
 use tokio::sync::{OnceCell, watch};
 
@@ -12,7 +12,7 @@ use crate::api::openai::{ApiState, batching::batch_run::lines::Lines, store::Bat
 pub(crate) const LATER: Duration = Duration::from_secs(1);
 
 /// A batch at work.
-pub(crate) struct Work {
+pub(crate) struct BatchWork {
     pub(super) state: ApiState,
     pub(super) batch: Batch,
     pub(super) cancelled: watch::Receiver<bool>,

@@ -8,12 +8,12 @@ use std::{
 
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Cpu, KernelChoice, Mask};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, encode_plan, synthetic_prompt};
+use asterism_models::{Checkpoint, Decoder, DecoderParts, ModelError, encode_plan, synthetic_prompt};
 use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest};
 
 use super::{
     steps::{self, Known, Steps},
-    wire::{self, Wire},
+    wire::{self, LinkMeasurement},
 };
 use crate::{
     error::CliError,
@@ -37,7 +37,7 @@ pub fn measure(globals: &Globals, setup: &CalibrationSetup, checkpoint: &Checkpo
     progress("1/4 loading the model once a context host");
     let load = |_| -> Result<Decoder<Cpu>, ModelError> {
         let backend = checkpoint::cpu(setup.dtype, setup.threads_alone, KernelChoice::Auto)?;
-        Decoder::load(Arc::new(backend), checkpoint, Parts::Context)
+        Decoder::load(Arc::new(backend), checkpoint, DecoderParts::Context)
     };
     let contexts: Vec<_> = (0..setup.context_hosts).map(load).collect::<Result<_, _>>().map_err(unusable)?;
     progress("2/4 phase 1, one host alone and all of this machine at once");
@@ -48,7 +48,8 @@ pub fn measure(globals: &Globals, setup: &CalibrationSetup, checkpoint: &Checkpo
     let config = checkpoint.config();
     let [question, answer] =
         [config.heads.query * config.heads.dim * 4, config.heads.query * (config.heads.dim + 1) * 4];
-    let Wire { round_trip_s, bytes_per_s: wire_bytes_per_s } = wire::measure(setup.context_hosts, [question, answer])?;
+    let LinkMeasurement { round_trip_s, bytes_per_s: wire_bytes_per_s } =
+        wire::measure(setup.context_hosts, [question, answer])?;
     progress("4/4 phase 2, jobs of a cluster of these hosts");
     let row_bytes = config.layers * setup.context_hosts * (question + answer);
     let known = Known {

@@ -25,9 +25,9 @@ const QUERY_ROWS: usize = 64;
 /// Tokens of each answer.
 const STEPS_ANSWER_TOKENS: usize = 24;
 /// Keys of a host in a context so short that keys hardly matter, and in a long one.
-const KEYS: [usize; 2] = [64, 2048];
+const CALIBRATION_KEYS: [usize; 2] = [64, 2048];
 /// How long the hosts may take to be ready.
-const START_LIMIT: Duration = Duration::from_secs(120);
+const CALIBRATION_START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What came out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,12 +71,12 @@ pub fn measure(
     known: Known,
 ) -> Result<Steps, CliError> {
     let model = globals.typed_cluster_if_any()?.map(|file| file.model).unwrap_or_default();
-    let cluster = TemporaryCluster::start(hosts_of(setup, model), START_LIMIT)?;
+    let cluster = TemporaryCluster::start(hosts_of(setup, model), CALIBRATION_START_TIMEOUT)?;
     let client = cluster.client(globals)?;
     let room = most.saturating_sub(QUERY_ROWS + STEPS_ANSWER_TOKENS) / setup.context_hosts;
-    let many = KEYS[1].min(room);
+    let many = CALIBRATION_KEYS[1].min(room);
     // Fewer than those, however few positions the model has: their difference tells what a key costs.
-    let keys = [KEYS[0].min(many / 2), many];
+    let keys = [CALIBRATION_KEYS[0].min(many / 2), many];
     let timed = |keys: usize, rows: usize| -> Result<[f64; 2], CliError> {
         let mut best = [f64::INFINITY; 2];
         for _ in 0..ROUNDS {

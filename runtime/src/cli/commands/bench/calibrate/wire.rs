@@ -22,7 +22,7 @@ const BULK_FRAME: usize = 1 << 20;
 const BULK_FRAMES: usize = 48;
 
 /// What came out.
-pub struct Wire {
+pub struct LinkMeasurement {
     /// Seconds from a question to all hosts until the last answer, at the median.
     pub round_trip_s: f64,
     /// Bytes one way in a second, to one host.
@@ -30,7 +30,7 @@ pub struct Wire {
 }
 
 /// Asks as a query host does, from a thread that blocks; `sizes` are those of a question and of an answer in bytes.
-pub fn measure(hosts: usize, [question, answer]: [usize; 2]) -> Result<Wire, CliError> {
+pub fn measure(hosts: usize, [question, answer]: [usize; 2]) -> Result<LinkMeasurement, CliError> {
     let runtime = runtime()?;
     let refused = |error: TransportError| CliError::unreachable(format!("the transport cannot be timed: {error}"));
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
@@ -56,7 +56,7 @@ pub fn measure(hosts: usize, [question, answer]: [usize; 2]) -> Result<Wire, Cli
     send_bulk(&runtime, asked[0].1.as_mut(), question).map_err(refused)?;
     arrivals.blocking_recv();
     let bytes_per_s = (BULK_FRAMES * BULK_FRAME) as f64 / started.elapsed().as_secs_f64();
-    Ok(Wire { round_trip_s: trips[trips.len() / 2], bytes_per_s })
+    Ok(LinkMeasurement { round_trip_s: trips[trips.len() / 2], bytes_per_s })
 }
 
 fn send_bulk(runtime: &Runtime, sender: &mut dyn FrameSender, question: usize) -> Result<(), TransportError> {
@@ -71,14 +71,14 @@ fn bind() -> Result<QuicTransport, TransportError> {
     QuicTransport::bind(config, Arc::new(NoObserver))
 }
 
-type Asked = (Arc<dyn Link>, Box<dyn FrameSender>);
+type MeasuredPair = (Arc<dyn Link>, Box<dyn FrameSender>);
 
 /// A channel whose answers go to `arrived`.
 async fn open(
     near: &QuicTransport,
     address: SocketAddr,
     arrived: mpsc::UnboundedSender<Frame>,
-) -> Result<Asked, TransportError> {
+) -> Result<MeasuredPair, TransportError> {
     let link = near.connect(address).await?;
     let Channel { sender, mut receiver } = link.open().await?;
     tokio::spawn(async move {

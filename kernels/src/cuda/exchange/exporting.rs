@@ -55,7 +55,7 @@ impl Lending {
         let ready = match LINKED.load(Ordering::Relaxed) && signals::suit(&tensors) {
             true => {
                 let signals = signals.of(device)?;
-                let number = signals.lend(device)?;
+                let number = signals.export(device)?;
                 Ready::Counted { signals: Arc::clone(signals), number, fetched: Mutex::default() }
             }
             false => Ready::Event(stream.record_event(None).map_err(|error| device_error("lend", error))?),

@@ -1,31 +1,31 @@
 //! Whose turn it is to compute: one work at a time, given up at every layer and while waiting for others. Computes nothing.
 //!
 //! Next is whoever has used the least so far, so that a short context is not stuck behind a long one, unless somebody is due:
-//! one that others have passed, since it asked, with [`PATIENCE`] times as much work as its own longest turn. Of those that
-//! are due it is who asked first. So a wait is over once others have computed [`PATIENCE`] times that turn and one turn each
+//! one that others have passed, since it asked, with [`DUE_AFTER_TURNS`] times as much work as its own longest turn. Of those that
+//! are due it is who asked first. So a wait is over once others have computed [`DUE_AFTER_TURNS`] times that turn and one turn each
 //! at most, however many short contexts come; and while others have used less, a long one takes a fifth of the host at most.
 //!
-//! A device that works off a queue has room for a work of a second turnstile beside, whose seats go ahead: long work then waits
-//! between two of its stretches, not of its layers, and two thirds of the device stay its own.
+//! A device that works off a queue has room for a work of a second scheduler beside, whose slots go ahead: long work then waits
+//! between two of its quanta, not of its layers, and two thirds of the device stay its own.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use asterism_kernels::Ahead;
+use asterism_kernels::PriorityGuard;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    context_host::stop::Stop,
-    cores::{Cores, Work},
+    context_host::stop::StopFlag,
+    cores::{ComputeKind, Cores},
     machine,
 };
 
 /// How many times its own longest turn others may compute before a work is due. As many as work at once, so that equals
 /// take their turns by what they have used.
-const PATIENCE: f64 = 4.0;
+const DUE_AFTER_TURNS: f64 = 4.0;
 
-/// The turnstile of a host; clones are the same.
+/// The scheduler of a host; clones are the same.
 #[derive(Clone)]
-pub struct Turns(Arc<Shared>);
+pub struct FairScheduler(Arc<Shared>);
 
 struct Shared {
     queue: Mutex<Queue>,
@@ -33,16 +33,16 @@ struct Shared {
     cores: Arc<dyn Cores>,
 }
 
-impl Turns {
+impl FairScheduler {
     /// Whoever has a turn computes with these.
     pub fn new(cores: Arc<dyn Cores>) -> Self {
         Self(Arc::new(Shared { queue: Mutex::default(), moved: Notify::new(), cores }))
     }
 
-    /// A seat for a work whose context has used so many seconds.
-    pub fn seat(&self, used: f64, stop: Stop) -> Seat {
-        let (seat, turns) = (self.lock().seat(), self.clone());
-        Seat { turns, seat, stop, used, longest: 0.0, since: None, goes_ahead: None, ahead: None }
+    /// A slot for a work whose context has used so many seconds.
+    pub fn slot(&self, used: f64, stop: StopFlag) -> Slot {
+        let (slot, scheduler) = (self.lock().slot(), self.clone());
+        Slot { scheduler, slot, stop, used, longest: 0.0, since: None, priority_start: None, priority: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -50,29 +50,29 @@ impl Turns {
     }
 }
 
-/// One work's place at the turnstile. Dropping it gives its turn up.
-pub struct Seat {
-    turns: Turns,
-    seat: u64,
-    stop: Stop,
+/// One work's place at the scheduler. Dropping it gives its turn up.
+pub struct Slot {
+    scheduler: FairScheduler,
+    slot: u64,
+    stop: StopFlag,
     used: f64,
     /// Seconds of its longest turn.
     longest: f64,
     since: Option<Instant>,
     /// How it goes ahead of what else the device has to do, if it does.
-    goes_ahead: Option<GoesAhead>,
+    priority_start: Option<PriorityStart>,
     /// As long as it computes, turn after turn.
-    ahead: Option<Ahead>,
+    priority: Option<PriorityGuard>,
 }
 
 /// Begins to go ahead, on the thread that computes.
-type GoesAhead = Box<dyn Fn() -> Ahead + Send>;
+type PriorityStart = Box<dyn Fn() -> PriorityGuard + Send>;
 
-impl Seat {
+impl Slot {
     /// Goes ahead of other work on the device whenever it computes.
     #[must_use]
-    pub fn going_ahead(mut self, begin: impl Fn() -> Ahead + Send + 'static) -> Self {
-        self.goes_ahead = Some(Box::new(begin));
+    pub fn with_priority(mut self, begin: impl Fn() -> PriorityGuard + Send + 'static) -> Self {
+        self.priority_start = Some(Box::new(begin));
         self
     }
 
@@ -86,10 +86,10 @@ impl Seat {
 
     /// Lets others compute.
     pub fn give_up(&mut self) {
-        self.ahead = None;
+        self.priority = None;
         if self.since.is_some() {
             let took = self.turn();
-            self.leave(self.turns.lock(), took);
+            self.leave(self.scheduler.lock(), took);
         }
     }
 
@@ -99,7 +99,7 @@ impl Seat {
         self.wait(took) && !self.stop.is_set()
     }
 
-    /// Ends the turn, as far as this seat is concerned; returns its seconds.
+    /// Ends the turn, as far as this slot is concerned; returns its seconds.
     fn turn(&mut self) -> f64 {
         let took = self.since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
         (self.used, self.longest) = (self.used + took, self.longest.max(took));
@@ -108,13 +108,13 @@ impl Seat {
 
     /// Asks, after a turn of so many seconds, and waits until the next one comes; `false` when told to stop first.
     fn wait(&mut self, took: f64) -> bool {
-        let shared = &self.turns.0;
-        self.turns.lock().ask(self.seat, took, (self.used, self.longest));
+        let shared = &self.scheduler.0;
+        self.scheduler.lock().ask(self.slot, took, (self.used, self.longest));
         shared.moved.notify_waiters();
-        let has_it = || self.turns.lock().holder == Some(self.seat);
+        let has_it = || self.scheduler.lock().holder == Some(self.slot);
         let comes = has_it() || {
             // Who waits holds nobody up.
-            self.ahead = None;
+            self.priority = None;
             machine::block_on(async {
                 loop {
                     let moved = shared.moved.notified();
@@ -130,25 +130,25 @@ impl Seat {
             })
         };
         if !comes {
-            self.leave(self.turns.lock(), 0.0);
+            self.leave(self.scheduler.lock(), 0.0);
             return false;
         }
         self.since = Some(Instant::now());
-        shared.cores.begin(Work::Encoding);
-        match &self.ahead {
-            Some(ahead) => ahead.renew(),
-            None => self.ahead = self.goes_ahead.as_ref().map(|begin| begin()),
+        shared.cores.begin(ComputeKind::Encoding);
+        match &self.priority {
+            Some(priority) => priority.renew(),
+            None => self.priority = self.priority_start.as_ref().map(|begin| begin()),
         }
         true
     }
 
     /// Neither has a turn nor waits for one.
     fn leave(&self, mut queue: MutexGuard<'_, Queue>, took: f64) {
-        queue.leave(self.seat, took);
+        queue.leave(self.slot, took);
         if queue.holder.is_none() {
-            self.turns.0.cores.end(Work::Encoding);
+            self.scheduler.0.cores.end(ComputeKind::Encoding);
         }
-        self.turns.0.moved.notify_waiters();
+        self.scheduler.0.moved.notify_waiters();
     }
 
     /// Seconds used, by earlier works of the context too.
@@ -157,7 +157,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -169,14 +169,14 @@ struct Queue {
     seats: u64,
     holder: Option<u64>,
     /// In the order in which they asked.
-    waiting: Vec<Waiting>,
+    waiting: Vec<SlotRequest>,
     /// Seconds of all turns.
     done: f64,
 }
 
 #[derive(Clone, Copy)]
-struct Waiting {
-    seat: u64,
+struct SlotRequest {
+    slot: u64,
     used: f64,
     longest: f64,
     /// Seconds of all turns when it asked.
@@ -184,36 +184,36 @@ struct Waiting {
 }
 
 impl Queue {
-    fn seat(&mut self) -> u64 {
+    fn slot(&mut self) -> u64 {
         self.seats += 1;
         self.seats
     }
 
     /// Waits for a turn, with seconds used and of the longest turn; one held already is over and took so many seconds.
-    fn ask(&mut self, seat: u64, took: f64, (used, longest): (f64, f64)) {
-        self.end(seat, took);
-        self.waiting.push(Waiting { seat, used, longest, asked: self.done });
+    fn ask(&mut self, slot: u64, took: f64, (used, longest): (f64, f64)) {
+        self.end(slot, took);
+        self.waiting.push(SlotRequest { slot, used, longest, asked: self.done });
         self.next();
     }
 
     /// Gives up a turn that took so many seconds, or no longer waits for one.
-    fn leave(&mut self, seat: u64, took: f64) {
-        self.waiting.retain(|waiting| waiting.seat != seat);
-        self.end(seat, took);
+    fn leave(&mut self, slot: u64, took: f64) {
+        self.waiting.retain(|waiting| waiting.slot != slot);
+        self.end(slot, took);
         self.next();
     }
 
-    fn end(&mut self, seat: u64, took: f64) {
-        self.holder = self.holder.filter(|holder| *holder != seat);
+    fn end(&mut self, slot: u64, took: f64) {
+        self.holder = self.holder.filter(|holder| *holder != slot);
         self.done += took;
     }
 
     fn next(&mut self) {
         if self.holder.is_none() {
-            let due = |waiting: &&Waiting| self.done - waiting.asked >= PATIENCE * waiting.longest;
+            let due = |waiting: &&SlotRequest| self.done - waiting.asked >= DUE_AFTER_TURNS * waiting.longest;
             let least = || self.waiting.iter().min_by(|a, b| a.used.total_cmp(&b.used));
-            self.holder = self.waiting.iter().find(due).or_else(least).map(|waiting| waiting.seat);
-            self.waiting.retain(|waiting| Some(waiting.seat) != self.holder);
+            self.holder = self.waiting.iter().find(due).or_else(least).map(|waiting| waiting.slot);
+            self.waiting.retain(|waiting| Some(waiting.slot) != self.holder);
         }
     }
 }
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use crate::cores::OwnDevice;
 
-    /// Works at the turnstile, by seat: what they have used, their longest turn, and how many more there are.
+    /// Works at the scheduler, by slot: what they have used, their longest turn, and how many more there are.
     #[derive(Default)]
     struct Host {
         queue: Queue,
@@ -239,30 +239,30 @@ mod tests {
 
     impl Host {
         fn comes(&mut self, turns: usize) -> u64 {
-            let seat = self.queue.seat();
-            self.works.insert(seat, (0.0, 0.0, turns));
-            self.queue.ask(seat, 0.0, (0.0, 0.0));
-            seat
+            let slot = self.queue.slot();
+            self.works.insert(slot, (0.0, 0.0, turns));
+            self.queue.ask(slot, 0.0, (0.0, 0.0));
+            slot
         }
 
         /// Whoever has the turn computes; returns it if that was its last.
         fn compute(&mut self, took: f64) -> Option<u64> {
-            let seat = self.queue.holder.expect("somebody waits");
-            let (used, longest, left) = self.works.get_mut(&seat).expect("it came");
+            let slot = self.queue.holder.expect("somebody waits");
+            let (used, longest, left) = self.works.get_mut(&slot).expect("it came");
             (*used, *longest, *left) = (*used + took, longest.max(took), *left - 1);
-            self.log.push((seat, took));
+            self.log.push((slot, took));
             if *left == 0 {
-                self.queue.leave(seat, took);
-                self.works.remove(&seat);
-                return Some(seat);
+                self.queue.leave(slot, took);
+                self.works.remove(&slot);
+                return Some(slot);
             }
-            self.queue.ask(seat, took, (*used, *longest));
+            self.queue.ask(slot, took, (*used, *longest));
             None
         }
 
         /// The longest wait of a work between its first turn and its last, in seconds of others.
-        fn longest_wait(&self, seat: u64) -> f64 {
-            let own = |(at, turn): (usize, &(u64, f64))| (turn.0 == seat).then_some(at);
+        fn longest_wait(&self, slot: u64) -> f64 {
+            let own = |(at, turn): (usize, &(u64, f64))| (turn.0 == slot).then_some(at);
             let turns: Vec<usize> = self.log.iter().enumerate().filter_map(own).collect();
             let others = |pair: &[usize]| self.log[pair[0] + 1..pair[1]].iter().map(|turn| turn.1).sum();
             turns.windows(2).map(others).fold(0.0, f64::max)
@@ -328,20 +328,20 @@ mod tests {
             };
             (0..4).for_each(|_| comes(&mut host, &mut sizes));
             for turn in turns {
-                let Some(seat) = host.queue.holder else { break };
-                if host.compute(f64::from(turn) * sizes[&seat]).is_some() {
+                let Some(slot) = host.queue.holder else { break };
+                if host.compute(f64::from(turn) * sizes[&slot]).is_some() {
                     comes(&mut host, &mut sizes);
                 }
             }
             let longest = |turns: &[(u64, f64)]| turns.iter().map(|turn| turn.1).fold(0.0, f64::max);
-            for seat in sizes.keys() {
-                let own: Vec<usize> = (0..host.log.len()).filter(|at| host.log[*at].0 == *seat).collect();
+            for slot in sizes.keys() {
+                let own: Vec<usize> = (0..host.log.len()).filter(|at| host.log[*at].0 == *slot).collect();
                 for pair in own.windows(2) {
                     let mut before = host.log[..=pair[0]].to_vec();
-                    before.retain(|turn| turn.0 == *seat);
+                    before.retain(|turn| turn.0 == *slot);
                     let others = &host.log[pair[0] + 1..pair[1]];
                     let waited: f64 = others.iter().map(|turn| turn.1).sum();
-                    let bound = PATIENCE * longest(&before) + 3.0 * longest(others);
+                    let bound = DUE_AFTER_TURNS * longest(&before) + 3.0 * longest(others);
                     prop_assert!(waited <= bound, "{waited} s of others, at most {bound} s");
                 }
             }
@@ -350,49 +350,49 @@ mod tests {
 
     #[test]
     fn one_computes_at_a_time_and_all_come_to_an_end() {
-        let turns = Turns::new(Arc::new(OwnDevice));
+        let scheduler = FairScheduler::new(Arc::new(OwnDevice));
         let (computing, runtime) = (Arc::new(Mutex::new(())), Runtime::new().expect("a runtime"));
         let workers: Vec<_> = (0..4)
             .map(|_| {
-                let (mut seat, computing) = (turns.seat(0.0, Stop::default()), computing.clone());
+                let (mut slot, computing) = (scheduler.slot(0.0, StopFlag::default()), computing.clone());
                 runtime.spawn_blocking(move || {
                     for _ in 0..50 {
-                        assert!(seat.pass());
+                        assert!(slot.pass());
                         drop(computing.try_lock().expect("nobody else computes"));
                     }
                 })
             })
             .collect();
         workers.into_iter().for_each(|worker| runtime.block_on(worker).expect("no panic"));
-        assert_eq!(turns.lock().holder, None);
+        assert_eq!(scheduler.lock().holder, None);
     }
 
     #[test]
     fn who_goes_ahead_does_so_from_turn_to_turn_until_it_gives_up() {
-        let (turns, begun) = (Turns::new(Arc::new(OwnDevice)), Arc::new(Mutex::new(0)));
+        let (scheduler, begun) = (FairScheduler::new(Arc::new(OwnDevice)), Arc::new(Mutex::new(0)));
         let begins = begun.clone();
-        let mut seat = turns.seat(0.0, Stop::default()).going_ahead(move || {
+        let mut slot = scheduler.slot(0.0, StopFlag::default()).with_priority(move || {
             *begins.lock().expect("nobody panics") += 1;
-            Ahead::default()
+            PriorityGuard::default()
         });
-        assert!(seat.take() && seat.pass() && seat.pass() && seat.take());
+        assert!(slot.take() && slot.pass() && slot.pass() && slot.take());
         assert_eq!(*begun.lock().expect("nobody panics"), 1);
-        seat.give_up();
-        assert!(seat.ahead.is_none(), "it waits for others, who go on");
-        assert!(seat.take() && seat.ahead.is_some());
+        slot.give_up();
+        assert!(slot.priority.is_none(), "it waits for others, who go on");
+        assert!(slot.take() && slot.priority.is_some());
         assert_eq!(*begun.lock().expect("nobody panics"), 2);
     }
 
     #[test]
     fn who_is_told_to_stop_waits_no_longer() {
-        let turns = Turns::new(Arc::new(OwnDevice));
-        let (stop, mut busy) = (Stop::default(), turns.seat(0.0, Stop::default()));
+        let scheduler = FairScheduler::new(Arc::new(OwnDevice));
+        let (stop, mut busy) = (StopFlag::default(), scheduler.slot(0.0, StopFlag::default()));
         let runtime = Runtime::new().expect("a runtime");
         let _runtime = runtime.enter();
         assert!(busy.take());
         stop.set();
-        assert!(!turns.seat(0.0, stop).take());
+        assert!(!scheduler.slot(0.0, stop).take());
         busy.give_up();
-        assert!(turns.seat(9.0, Stop::default()).take());
+        assert!(scheduler.slot(9.0, StopFlag::default()).take());
     }
 }

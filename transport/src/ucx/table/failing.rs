@@ -13,11 +13,11 @@ use crate::signal::lock;
 const LEFT_ALONE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-pub(crate) struct Ailing {
+pub(crate) struct FailingPeers {
     lost: Mutex<HashMap<SocketAddr, (Instant, String)>>,
 }
 
-impl Ailing {
+impl FailingPeers {
     /// The path to `peer` was lost `now`.
     pub fn note(&self, peer: SocketAddr, cause: String, now: Instant) {
         let mut lost = lock(&self.lost);
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_lost_path_is_left_alone_for_a_while() {
-        let (ailing, now) = (Ailing::default(), Instant::now());
+        let (ailing, now) = (FailingPeers::default(), Instant::now());
         let [one, other] = ["10.0.0.1:7", "10.0.0.2:7"].map(|address| address.parse().expect("an address"));
         ailing.note(one, "silence".into(), now);
         let later = now + LEFT_ALONE - Duration::from_millis(1);

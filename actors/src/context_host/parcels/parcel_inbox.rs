@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use crate::{
     context_host::{
         error::ChannelError,
-        parcels::pieces::{Arrived, Joiner},
-        stop::Stop,
+        parcels::pieces::{Joiner, ReceivedParcel},
+        stop::StopFlag,
     },
     messages::{ParcelMeta, WireMessage},
 };
@@ -33,7 +33,7 @@ pub type Attempt = (u64, u32);
 
 /// Parcels of all contexts.
 #[derive(Default)]
-pub struct Mailroom {
+pub struct ParcelInbox {
     rooms: Mutex<Rooms>,
     arrived: Notify,
     moved: Notify,
@@ -41,21 +41,21 @@ pub struct Mailroom {
 
 #[derive(Default)]
 struct Rooms {
-    open: BTreeMap<Attempt, Pigeonholes>,
+    open: BTreeMap<Attempt, ParcelSlots>,
     /// The earliest attempt of a context that parcels are taken for.
     earliest: BTreeMap<u64, u32>,
 }
 
 #[derive(Default)]
-struct Pigeonholes {
+struct ParcelSlots {
     expected: bool,
     layer: usize,
-    parcels: HashMap<Parcel, Arrived>,
+    parcels: HashMap<Parcel, ReceivedParcel>,
     /// A peer to or from whom a channel ended early, and why.
     broken: Option<(String, String)>,
 }
 
-impl Mailroom {
+impl ParcelInbox {
     /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here. Whoever waits for what
     /// a broken channel would have brought hears so.
     pub async fn take_in(
@@ -93,7 +93,7 @@ impl Mailroom {
             let meta = ParcelMeta::read(&frame.meta, peer)?;
             let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
             let parcel = Parcel { layer: meta.layer as usize, part: meta.part.into(), from, to };
-            let piece = Arrived { meta, frame, more: Vec::new() };
+            let piece = ReceivedParcel { meta, frame, more: Vec::new() };
             let joined = joiner.add(parcel, piece);
             let Some((parcel, whole)) = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?
             else {
@@ -114,7 +114,7 @@ impl Mailroom {
     }
 
     /// A parcel that has arrived.
-    pub fn find(&self, attempt: Attempt, parcel: Parcel) -> Option<Arrived> {
+    pub fn find(&self, attempt: Attempt, parcel: Parcel) -> Option<ReceivedParcel> {
         self.lock().open.get_mut(&attempt).and_then(|holes| holes.parcels.remove(&parcel))
     }
 
@@ -126,8 +126,8 @@ impl Mailroom {
         &self,
         attempt: Attempt,
         parcel: Parcel,
-        stop: &Stop,
-    ) -> Result<Option<Arrived>, (String, String)> {
+        stop: &StopFlag,
+    ) -> Result<Option<ReceivedParcel>, (String, String)> {
         loop {
             let arrived = self.arrived.notified();
             if let Some(holes) = self.lock().open.get_mut(&attempt) {
@@ -182,7 +182,7 @@ impl Mailroom {
     }
 
     /// Takes a parcel in if there is room for its layer. Whether its attempt goes on: nothing comes in for one that ended.
-    fn put(&self, attempt: Attempt, parcel: Parcel, arrived: &mut Option<Arrived>) -> bool {
+    fn put(&self, attempt: Attempt, parcel: Parcel, arrived: &mut Option<ReceivedParcel>) -> bool {
         let mut rooms = self.lock();
         if rooms.earliest.get(&attempt.0).is_some_and(|earliest| attempt.1 < *earliest) {
             return false;
@@ -229,56 +229,56 @@ mod tests {
         Parcel { layer, part: Part::Keys, from: 0, to: None }
     }
 
-    fn arrived(layer: u32) -> Option<Arrived> {
+    fn arrived(layer: u32) -> Option<ReceivedParcel> {
         let meta =
             ParcelMeta { layer, part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new(), piece: 0, pieces: 1 };
         let (kind, payload_type) = (FrameKind::Data, PayloadType::None);
         let header = FrameHeader { kind, payload_type, correlation: 0 };
-        Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta, more: Vec::new() })
+        Some(ReceivedParcel { frame: Frame::new(header, meta.archive(), Default::default()), meta, more: Vec::new() })
     }
 
     #[test]
     fn parcels_of_an_earlier_attempt_are_dropped_and_those_of_a_later_one_wait() {
-        let mailroom = Mailroom::default();
-        mailroom.expect((1, 2));
-        assert!(!mailroom.put((1, 1), parcel(0), &mut arrived(0)));
-        assert!(mailroom.put((1, 2), parcel(0), &mut arrived(0)));
-        assert!(mailroom.put((1, 3), parcel(0), &mut arrived(0)));
-        mailroom.expect((1, 3));
-        assert!(mailroom.find((1, 2), parcel(0)).is_none());
-        assert!(mailroom.find((1, 3), parcel(0)).is_some());
-        mailroom.end((1, 3));
-        assert!(!mailroom.put((1, 3), parcel(0), &mut arrived(0)));
-        assert!(mailroom.put((1, 4), parcel(0), &mut arrived(0)));
-        mailroom.expect((1, 4));
-        assert!(mailroom.put((1, 5), parcel(0), &mut arrived(0)));
-        mailroom.forget(1);
-        assert!(!mailroom.put((1, 4), parcel(0), &mut arrived(0)));
-        mailroom.expect((1, 5));
-        assert!(mailroom.find((1, 5), parcel(0)).is_some(), "it came before the word that the fourth was over");
+        let parcel_inbox = ParcelInbox::default();
+        parcel_inbox.expect((1, 2));
+        assert!(!parcel_inbox.put((1, 1), parcel(0), &mut arrived(0)));
+        assert!(parcel_inbox.put((1, 2), parcel(0), &mut arrived(0)));
+        assert!(parcel_inbox.put((1, 3), parcel(0), &mut arrived(0)));
+        parcel_inbox.expect((1, 3));
+        assert!(parcel_inbox.find((1, 2), parcel(0)).is_none());
+        assert!(parcel_inbox.find((1, 3), parcel(0)).is_some());
+        parcel_inbox.end((1, 3));
+        assert!(!parcel_inbox.put((1, 3), parcel(0), &mut arrived(0)));
+        assert!(parcel_inbox.put((1, 4), parcel(0), &mut arrived(0)));
+        parcel_inbox.expect((1, 4));
+        assert!(parcel_inbox.put((1, 5), parcel(0), &mut arrived(0)));
+        parcel_inbox.forget(1);
+        assert!(!parcel_inbox.put((1, 4), parcel(0), &mut arrived(0)));
+        parcel_inbox.expect((1, 5));
+        assert!(parcel_inbox.find((1, 5), parcel(0)).is_some(), "it came before the word that the fourth was over");
     }
 
     #[test]
     fn parcels_of_layers_far_ahead_and_of_many_unknown_attempts_stay_outside() {
-        let mailroom = Mailroom::default();
+        let parcel_inbox = ParcelInbox::default();
         let mut far = arrived(2);
-        assert!(mailroom.put((1, 1), parcel(2), &mut far) && far.is_some());
-        mailroom.layer_done((1, 1), 0);
-        assert!(mailroom.put((1, 1), parcel(2), &mut far) && far.is_none());
+        assert!(parcel_inbox.put((1, 1), parcel(2), &mut far) && far.is_some());
+        parcel_inbox.layer_done((1, 1), 0);
+        assert!(parcel_inbox.put((1, 1), parcel(2), &mut far) && far.is_none());
         for context in 2..=UNEXPECTED_ATTEMPTS as u64 {
-            assert!(mailroom.put((context, 1), parcel(0), &mut arrived(0)));
+            assert!(parcel_inbox.put((context, 1), parcel(0), &mut arrived(0)));
         }
         let mut unknown = arrived(0);
-        assert!(mailroom.put((1000, 1), parcel(0), &mut unknown) && unknown.is_some());
-        mailroom.expect((1000, 1));
-        assert!(mailroom.put((1000, 1), parcel(0), &mut unknown) && unknown.is_none());
+        assert!(parcel_inbox.put((1000, 1), parcel(0), &mut unknown) && unknown.is_some());
+        parcel_inbox.expect((1000, 1));
+        assert!(parcel_inbox.put((1000, 1), parcel(0), &mut unknown) && unknown.is_none());
     }
 
     #[tokio::test]
     async fn a_wait_ends_when_told_to_stop() {
-        let stop = Stop::default();
+        let stop = StopFlag::default();
         stop.set();
-        assert!(matches!(Mailroom::default().wait((1, 1), parcel(0), &stop).await, Ok(None)));
+        assert!(matches!(ParcelInbox::default().wait((1, 1), parcel(0), &stop).await, Ok(None)));
     }
 
     /// A channel that breaks at its first frame.
@@ -292,12 +292,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_broken_channel_is_heard_by_whoever_waits_for_what_it_would_have_brought() {
-        let (mailroom, stop) = (Mailroom::default(), Stop::default());
-        mailroom.expect((1, 1));
-        assert!(mailroom.put((1, 1), parcel(0), &mut arrived(0)));
-        assert!(mailroom.take_in((1, 1), Box::new(Breaking), "c1").await.is_err());
-        assert!(matches!(mailroom.wait((1, 1), parcel(0), &stop).await, Ok(Some(_))), "it had come before");
-        let Err((peer, _)) = mailroom.wait((1, 1), parcel(1), &stop).await else { panic!("it never comes") };
+        let (parcel_inbox, stop) = (ParcelInbox::default(), StopFlag::default());
+        parcel_inbox.expect((1, 1));
+        assert!(parcel_inbox.put((1, 1), parcel(0), &mut arrived(0)));
+        assert!(parcel_inbox.take_in((1, 1), Box::new(Breaking), "c1").await.is_err());
+        assert!(matches!(parcel_inbox.wait((1, 1), parcel(0), &stop).await, Ok(Some(_))), "it had come before");
+        let Err((peer, _)) = parcel_inbox.wait((1, 1), parcel(1), &stop).await else { panic!("it never comes") };
         assert_eq!(peer, "c1");
     }
 }

@@ -13,7 +13,7 @@ use crate::api::{JobState, Role, Scheduling, Timings};
 /// Something that happened to a job, a session, a host or shards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum News {
+pub enum ClusterEventKind {
     /// A job was taken in.
     JobSubmitted {
         /// Which.
@@ -243,7 +243,7 @@ pub struct JobName {
     pub number: u64,
 }
 
-impl News {
+impl ClusterEventKind {
     /// Writes its line.
     pub fn log(&self) {
         match self {

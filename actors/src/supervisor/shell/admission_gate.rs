@@ -7,7 +7,7 @@ use crate::error::JobError;
 
 /// Why no new work is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Closed {
+pub enum AdmissionClosed {
     /// A self-test has to pass first.
     Untested,
     /// The last one found this.
@@ -16,16 +16,16 @@ pub enum Closed {
 
 /// Open where nothing closed it; copies are the same gate.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<RwLock<Option<Closed>>>);
+pub struct AdmissionGate(Arc<RwLock<Option<AdmissionClosed>>>);
 
-impl Gate {
+impl AdmissionGate {
     /// Takes work from now on, or none.
-    pub fn set(&self, closed: Option<Closed>) {
+    pub fn set(&self, closed: Option<AdmissionClosed>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = closed;
     }
 
     /// Why it is closed, if it is.
-    pub fn closed(&self) -> Option<Closed> {
+    pub fn closed(&self) -> Option<AdmissionClosed> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -33,8 +33,8 @@ impl Gate {
     pub(in crate::supervisor) fn check(&self) -> Result<(), JobError> {
         match self.closed() {
             None => Ok(()),
-            Some(Closed::Wrong(cause)) => Err(JobError::Wrong { cause }),
-            Some(Closed::Untested) => {
+            Some(AdmissionClosed::Wrong(cause)) => Err(JobError::Wrong { cause }),
+            Some(AdmissionClosed::Untested) => {
                 Err(JobError::NotReady { cause: "its self-test has not passed yet; try again soon".into() })
             }
         }
@@ -47,15 +47,15 @@ mod tests {
 
     #[test]
     fn a_closed_gate_says_why() {
-        let gate = Gate::default();
-        assert!(gate.check().is_ok());
-        gate.set(Some(Closed::Untested));
-        assert_eq!(gate.clone().check().unwrap_err().code(), "not_ready");
-        gate.set(Some(Closed::Wrong("context-1 differs".into())));
-        let refused = gate.check().unwrap_err();
+        let admission_gate = AdmissionGate::default();
+        assert!(admission_gate.check().is_ok());
+        admission_gate.set(Some(AdmissionClosed::Untested));
+        assert_eq!(admission_gate.clone().check().unwrap_err().code(), "not_ready");
+        admission_gate.set(Some(AdmissionClosed::Wrong("context-1 differs".into())));
+        let refused = admission_gate.check().unwrap_err();
         assert_eq!(refused.code(), "self_test_failed");
         assert!(refused.to_string().contains("context-1 differs"), "{refused}");
-        gate.set(None);
-        assert!(gate.check().is_ok());
+        admission_gate.set(None);
+        assert!(admission_gate.check().is_ok());
     }
 }

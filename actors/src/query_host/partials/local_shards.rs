@@ -13,13 +13,13 @@ use asterism_plan::HiddenKeys;
 use crate::{handing::ShardsHere, machine::Thread};
 
 /// What was handed over, and the devices that it lies on.
-pub struct Here<B: Backend> {
+pub struct LocalShards<B: Backend> {
     /// Decoders on them, each with a queue of its own; that of the steps first.
     devices: Vec<Arc<Decoder<B>>>,
     linear: Linear<B>,
     /// By attachment; nothing of hosts that hand over nothing.
     handed: HashMap<u64, Option<Arc<ShardsHere<B>>>>,
-    opening: Opening<B>,
+    opening: DeviceDecoders<B>,
 }
 
 /// How the devices do linear layers.
@@ -33,7 +33,7 @@ enum Linear<B: Backend> {
 }
 
 /// Decoders that threads make, and the hosts' whose devices they are on.
-struct Opening<B: Backend> {
+struct DeviceDecoders<B: Backend> {
     of: Vec<Arc<Decoder<B>>>,
     made: mpsc::Sender<Decoder<B>>,
     there: mpsc::Receiver<Decoder<B>>,
@@ -49,18 +49,18 @@ pub struct Part<'a> {
     pub hidden: &'a [HiddenKeys],
 }
 
-impl<B: Backend> Drop for Here<B> {
+impl<B: Backend> Drop for LocalShards<B> {
     fn drop(&mut self) {
         let attachments: Vec<u64> = self.handed.keys().copied().collect();
         attachments.into_iter().for_each(|attachment| self.leave(attachment));
     }
 }
 
-impl<B: Backend> Here<B> {
+impl<B: Backend> LocalShards<B> {
     /// Nothing yet; steps are taken by `decoder`.
     pub fn new(decoder: Arc<Decoder<B>>) -> Self {
         let (made, there) = mpsc::channel();
-        let opening = Opening { of: Vec::new(), made, there };
+        let opening = DeviceDecoders { of: Vec::new(), made, there };
         Self { devices: vec![decoder], linear: Linear::Unknown, handed: HashMap::new(), opening }
     }
 

@@ -24,15 +24,15 @@ impl ChatVoice {
     }
 }
 
-impl stream::Voice for ChatVoice {
+impl stream::StreamFormat for ChatVoice {
     fn opening(&mut self) -> Vec<Bytes> {
         self.head.first().iter().map(data).collect()
     }
 
     fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes> {
         self.has_spoken = true;
-        let said = logprobs.map(|logprobs| [(id, logprobs)]);
-        Some(data(&self.head.delta(text, said.as_ref().map(|said| &said[..]))))
+        let stated = logprobs.map(|logprobs| [(id, logprobs)]);
+        Some(data(&self.head.delta(text, stated.as_ref().map(|stated| &stated[..]))))
     }
 
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes> {
@@ -51,8 +51,8 @@ impl stream::Voice for ChatVoice {
         // A job that had ended before anybody listened says all of it now.
         let unsaid = (!self.has_spoken && !status.text.is_empty()).then(|| self.head.all(&status));
         let usage = self.usage.then(|| self.head.usage(&status));
-        let said = unsaid.into_iter().chain([self.head.last(&status)]).chain(usage);
-        said.map(|said| data(&said)).chain([DONE]).collect()
+        let stated = unsaid.into_iter().chain([self.head.last(&status)]).chain(usage);
+        stated.map(|stated| data(&stated)).chain([DONE]).collect()
     }
 
     fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes> {
@@ -60,7 +60,7 @@ impl stream::Voice for ChatVoice {
     }
 }
 
-fn data(said: &impl Serialize) -> Bytes {
-    let json = serde_json::to_string(said).expect("plain values are JSON");
+fn data(stated: &impl Serialize) -> Bytes {
+    let json = serde_json::to_string(stated).expect("plain values are JSON");
     Bytes::from(format!("data: {json}\n\n"))
 }

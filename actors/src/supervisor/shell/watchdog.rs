@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// When the actor last did something: it is told the time often, so that it is never long idle.
-pub struct Pulse {
+pub struct Watchdog {
     origin: Instant,
     /// The longest that it is idle while it goes on.
     limit: Duration,
@@ -19,7 +19,7 @@ pub struct Pulse {
     last: AtomicU64,
 }
 
-impl Pulse {
+impl Watchdog {
     /// Of an actor that is told the time twice a heartbeat.
     pub fn of(heartbeat: Duration) -> Self {
         Self { origin: Instant::now(), limit: ALIVE_WITHIN.max(2 * heartbeat), last: AtomicU64::new(0) }

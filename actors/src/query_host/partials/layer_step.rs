@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, Heads, KernelError, Lent, Mask};
+use asterism_kernels::{Backend, Exported, Heads, KernelError, Mask};
 use asterism_models::{LayerQueries, PackedRows, PartAsk, PartialRows, ShardPartial, StepError};
-use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, PayloadType};
+use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, PayloadType};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The layer step under way.
-pub struct Asked<B: Backend> {
+pub struct LayerStep<B: Backend> {
     /// Job of each part of the step, and whether a token comes of it.
     pub jobs: Vec<(u64, bool)>,
     /// Number of the step.
@@ -27,10 +27,10 @@ pub struct Asked<B: Backend> {
     payload: Option<Bytes>,
     heads: Option<(Heads, PayloadType)>,
     /// Parts that are still in the step.
-    pub parts: Vec<AskedPart<B>>,
+    pub parts: Vec<LayerStepPart<B>>,
 }
 
-impl<B: Backend> Default for Asked<B> {
+impl<B: Backend> Default for LayerStep<B> {
     fn default() -> Self {
         let (jobs, parts, queries, payload, heads) = Default::default();
         Self { jobs, step: 0, layer: 0, queries, payload, heads, parts }
@@ -38,7 +38,7 @@ impl<B: Backend> Default for Asked<B> {
 }
 
 /// A part of the step.
-pub struct AskedPart<B: Backend> {
+pub struct LayerStepPart<B: Backend> {
     /// Job.
     pub job: u64,
     /// Whether a token comes of it.
@@ -52,7 +52,7 @@ pub struct AskedPart<B: Backend> {
     pub end: Option<Result<(), StepError>>,
 }
 
-impl<B: Backend> Asked<B> {
+impl<B: Backend> LayerStep<B> {
     /// A layer's queries are asked of the contexts of these parts.
     pub fn layer(
         &mut self,
@@ -62,7 +62,14 @@ impl<B: Backend> Asked<B> {
     ) {
         let part = |ask: &PartAsk| {
             let (job, token) = self.jobs[ask.part];
-            AskedPart { job, token, rows: ask.rows.clone(), mask: streaming(ask.mask), answers: Vec::new(), end: None }
+            LayerStepPart {
+                job,
+                token,
+                rows: ask.rows.clone(),
+                mask: streaming(ask.mask),
+                answers: Vec::new(),
+                end: None,
+            }
         };
         self.parts = asks.iter().map(part).collect();
         (self.layer, self.queries, self.payload) = (layer as u32, Some(q.clone()), None);
@@ -104,15 +111,15 @@ impl<B: Backend> Asked<B> {
         Ok(partials)
     }
 
-    /// The partials of groups of shards, each of so many rows, which are those of `lent` from `start` on.
-    pub fn lent(
+    /// The partials of groups of shards, each of so many rows, which are those of `exported` from `start` on.
+    pub fn exported(
         groups: &[Vec<ShardKeys>],
-        (lent, start): (&Arc<Lent<B>>, usize),
+        (exported, start): (&Arc<Exported<B>>, usize),
         rows: usize,
     ) -> Vec<ShardPartial<'static, B>> {
         let partial = |(index, group): (usize, &Vec<ShardKeys>)| ShardPartial {
             shards: group.iter().map(|shard| (shard.block as usize, shard.keys)).collect(),
-            rows: PartialRows::Lent(lent.clone(), start + index * rows..start + (index + 1) * rows),
+            rows: PartialRows::Exported(exported.clone(), start + index * rows..start + (index + 1) * rows),
         };
         groups.iter().enumerate().map(partial).collect()
     }
@@ -120,7 +127,7 @@ impl<B: Backend> Asked<B> {
     /// The frame that asks for parts by the attachments that they go to, over a line that hands over or does not.
     pub fn frame(&mut self, backend: &B, asks: &[(usize, u64)], hands_over: bool) -> Result<Frame, KernelError> {
         if hands_over {
-            let queries = Handed::new::<Lent<B>>(backend.lend(vec![self.rows_of(backend, asks)?])?);
+            let queries = LocalValue::new::<Exported<B>>(backend.export(vec![self.rows_of(backend, asks)?])?);
             return Ok(self.heading(asks, Bytes::new()).handing(queries));
         }
         let payload = self.bytes_of(backend, asks)?;
@@ -172,7 +179,7 @@ impl<B: Backend> Asked<B> {
 
     fn heading(&self, asks: &[(usize, u64)], payload: Bytes) -> Frame {
         let part = |(part, attachment): &(usize, u64)| {
-            let AskedPart { rows, mask, .. } = &self.parts[*part];
+            let LayerStepPart { rows, mask, .. } = &self.parts[*part];
             QueryPart { attachment: *attachment, rows: rows.len() as u32, mask: *mask }
         };
         let parts: Vec<QueryPart> = asks.iter().map(part).collect();

@@ -17,25 +17,25 @@ pub type Holder = Option<Arc<str>>;
 
 /// Room; copies are the same.
 #[derive(Clone, Debug)]
-pub struct Room(Arc<Mutex<Inner>>);
+pub struct SharedCapacity(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
     all: usize,
     free: usize,
     held: HashMap<Holder, usize>,
-    waiting: HashMap<Holder, VecDeque<(usize, oneshot::Sender<Share>)>>,
+    waiting: HashMap<Holder, VecDeque<(usize, oneshot::Sender<CapacityShare>)>>,
 }
 
 /// A part of the room, given back when it is dropped.
 #[derive(Debug)]
-pub struct Share {
-    room: Room,
+pub struct CapacityShare {
+    room: SharedCapacity,
     holder: Holder,
     amount: usize,
 }
 
-impl Room {
+impl SharedCapacity {
     /// Room for so much.
     pub fn new(all: usize) -> Self {
         Self(Arc::new(Mutex::new(Inner { all, free: all, held: HashMap::new(), waiting: HashMap::new() })))
@@ -48,23 +48,23 @@ impl Room {
     }
 
     /// So much of it, as soon as there is as much; never more than [`most`](Self::most).
-    pub async fn take(&self, holder: &Holder, amount: usize) -> Share {
+    pub async fn take(&self, holder: &Holder, amount: usize) -> CapacityShare {
         let amount = amount.min(self.most());
-        let told = {
+        let receiver = {
             let mut inner = self.lock();
             if inner.waiting.is_empty() && inner.fits(holder, amount) {
                 inner.give(holder, amount);
-                return Share { room: self.clone(), holder: holder.clone(), amount };
+                return CapacityShare { room: self.clone(), holder: holder.clone(), amount };
             }
-            let (tell, told) = oneshot::channel();
-            inner.waiting.entry(holder.clone()).or_default().push_back((amount, tell));
-            told
+            let (sender, receiver) = oneshot::channel();
+            inner.waiting.entry(holder.clone()).or_default().push_back((amount, sender));
+            receiver
         };
         // There may be room behind one that has to wait.
         self.deal();
-        let mut waiting = Waiting { room: self, told: Some(told) };
-        let share = waiting.told.as_mut().expect("it waits").await;
-        waiting.told = None;
+        let mut waiting = CapacityWaiter { room: self, receiver: Some(receiver) };
+        let share = waiting.receiver.as_mut().expect("it waits").await;
+        waiting.receiver = None;
         share.expect("who waits is told")
     }
 
@@ -72,11 +72,11 @@ impl Room {
     fn deal(&self) {
         loop {
             let mut inner = self.lock();
-            let Some((holder, amount, told)) = inner.next() else { return };
+            let Some((holder, amount, receiver)) = inner.next() else { return };
             inner.give(&holder, amount);
             drop(inner);
             // Who waits no more gives it back at once.
-            drop(told.send(Share { room: self.clone(), holder, amount }));
+            drop(receiver.send(CapacityShare { room: self.clone(), holder, amount }));
         }
     }
 
@@ -86,15 +86,15 @@ impl Room {
 }
 
 /// Who waits for a share.
-struct Waiting<'a> {
-    room: &'a Room,
-    told: Option<oneshot::Receiver<Share>>,
+struct CapacityWaiter<'a> {
+    room: &'a SharedCapacity,
+    receiver: Option<oneshot::Receiver<CapacityShare>>,
 }
 
 /// Whoever stands behind one that waits no more may have its turn now.
-impl Drop for Waiting<'_> {
+impl Drop for CapacityWaiter<'_> {
     fn drop(&mut self) {
-        if self.told.take().is_some() {
+        if self.receiver.take().is_some() {
             self.room.deal();
         }
     }
@@ -127,24 +127,24 @@ impl Inner {
     }
 
     /// Who is next: the one that holds the least of those whose first wish is fair. Where there is not as much yet, it is waited for.
-    fn next(&mut self) -> Option<(Holder, usize, oneshot::Sender<Share>)> {
+    fn next(&mut self) -> Option<(Holder, usize, oneshot::Sender<CapacityShare>)> {
         self.waiting.retain(|_, queue| {
-            queue.retain(|(_, told)| !told.is_closed());
+            queue.retain(|(_, receiver)| !receiver.is_closed());
             !queue.is_empty()
         });
         let fair = self.waiting.iter().filter(|(holder, queue)| self.is_fair(holder, queue[0].0));
         let held = |holder: &Holder| self.held.get(holder).copied().unwrap_or(0);
         let holder = fair.min_by_key(|(holder, _)| held(holder)).map(|(holder, _)| holder.clone())?;
         let queue = self.waiting.get_mut(&holder)?;
-        let (amount, told) = queue.pop_front_if(|(amount, _)| *amount <= self.free)?;
+        let (amount, receiver) = queue.pop_front_if(|(amount, _)| *amount <= self.free)?;
         if queue.is_empty() {
             self.waiting.remove(&holder);
         }
-        Some((holder, amount, told))
+        Some((holder, amount, receiver))
     }
 }
 
-impl Share {
+impl CapacityShare {
     /// How much it is.
     pub fn amount(&self) -> usize {
         self.amount
@@ -164,7 +164,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for CapacityShare {
     fn drop(&mut self) {
         if self.amount > 0 {
             self.shrink(0);
@@ -182,13 +182,13 @@ mod tests {
         Some(name.into())
     }
 
-    fn now(room: &Room, holder: &Holder, amount: usize) -> Option<Share> {
+    fn now(room: &SharedCapacity, holder: &Holder, amount: usize) -> Option<CapacityShare> {
         room.take(holder, amount).now_or_never()
     }
 
     #[test]
     fn one_alone_leaves_a_quarter_for_others() {
-        let (room, a, b) = (Room::new(100), holder("a"), holder("b"));
+        let (room, a, b) = (SharedCapacity::new(100), holder("a"), holder("b"));
         let all = now(&room, &a, 1000).unwrap();
         assert_eq!(all.amount(), 75);
         assert!(now(&room, &a, 1).is_none());
@@ -197,7 +197,7 @@ mod tests {
         let (first, second) = (now(&room, &b, 50).unwrap(), now(&room, &b, 25).unwrap());
         assert!(now(&room, &b, 1).is_none());
         drop((first, second));
-        let seats = Room::new(4);
+        let seats = SharedCapacity::new(4);
         let three: Vec<_> = (0..3).map(|_| now(&seats, &a, 1).unwrap()).collect();
         assert!(now(&seats, &a, 1).is_none() && now(&seats, &b, 1).is_some());
         drop(three);
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn who_holds_least_is_next_and_who_went_away_is_passed_over() {
-        let (room, a, b) = (Room::new(4), holder("a"), holder("b"));
+        let (room, a, b) = (SharedCapacity::new(4), holder("a"), holder("b"));
         let first = now(&room, &a, 3).unwrap();
         let mut more: Vec<_> = (0..3).map(|_| Box::pin(room.take(&a, 1))).collect();
         assert!(more.iter_mut().all(|wait| wait.as_mut().now_or_never().is_none()));
@@ -223,7 +223,7 @@ mod tests {
     /// Small wishes do not keep a large one of somebody else from its turn for ever.
     #[test]
     fn a_large_wish_is_waited_for() {
-        let (room, a, b) = (Room::new(100), holder("a"), holder("b"));
+        let (room, a, b) = (SharedCapacity::new(100), holder("a"), holder("b"));
         let held = now(&room, &a, 60).unwrap();
         let mut large = Box::pin(room.take(&b, 70));
         assert!(large.as_mut().now_or_never().is_none());
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_is_merged_and_shrunk_is_given_back_once() {
-        let (room, a) = (Room::new(100), holder("a"));
+        let (room, a) = (SharedCapacity::new(100), holder("a"));
         let mut share = now(&room, &a, 10).unwrap();
         share.merge(now(&room, &a, 20).unwrap());
         share.shrink(5);

@@ -6,23 +6,23 @@ use std::{
 };
 
 /// The key that asked for a context, if one did.
-pub type Key = Option<String>;
+pub type TenantKey = Option<String>;
 
 /// When keys had their last turns.
 #[derive(Debug, Default)]
-pub struct Turns {
-    last: BTreeMap<Key, u64>,
+pub struct KeyTurns {
+    last: BTreeMap<TenantKey, u64>,
     taken: u64,
 }
 
-impl Turns {
+impl KeyTurns {
     /// When a key had its last turn; one that had nothing to do since then has had none.
-    pub fn last(&self, key: &Key) -> u64 {
+    pub fn last(&self, key: &TenantKey) -> u64 {
         self.last.get(key).copied().unwrap_or(0)
     }
 
     /// A key had a turn. `is_here`: whether a key has anything to do.
-    pub fn took(&mut self, key: &Key, is_here: impl Fn(&Key) -> bool) {
+    pub fn took(&mut self, key: &TenantKey, is_here: impl Fn(&TenantKey) -> bool) {
         self.taken += 1;
         self.last.insert(key.clone(), self.taken);
         self.last.retain(|key, _| is_here(key));
@@ -31,19 +31,19 @@ impl Turns {
 
 /// Contexts whose turn has not come: first come, first served among those of about the same work, of which there are few kinds.
 #[derive(Debug, Default, PartialEq)]
-pub struct Waiting(BTreeMap<u64, BTreeSet<(Duration, u64)>>);
+pub struct ContextQueue(BTreeMap<u64, BTreeSet<(Duration, u64)>>);
 
-impl Waiting {
+impl ContextQueue {
     /// When the one would be done that would be first, and which it is.
     pub fn first(&self, token_seconds: f64) -> Option<(Duration, u64)> {
         let heads = self.0.iter().filter_map(|(work, line)| Some((*work, line.first()?)));
-        heads.map(|(work, (taken, number))| (taken.saturating_add(takes(work, token_seconds)), *number)).min()
+        heads.map(|(work, (taken, number))| (taken.saturating_add(decode_seconds(work, token_seconds)), *number)).min()
     }
 
     /// How many would be done before one that would be done then.
     pub fn before(&self, done: (Duration, u64), token_seconds: f64) -> usize {
         let earlier = |(work, line): (&u64, &BTreeSet<(Duration, u64)>)| {
-            let takes = takes(*work, token_seconds);
+            let takes = decode_seconds(*work, token_seconds);
             line.iter().take_while(|(taken, other)| (taken.saturating_add(takes), *other) < done).count()
         };
         self.0.iter().map(earlier).sum()
@@ -76,7 +76,7 @@ impl Waiting {
 }
 
 /// How long work takes.
-pub fn takes(work: u64, token_seconds: f64) -> Duration {
+pub fn decode_seconds(work: u64, token_seconds: f64) -> Duration {
     Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX)
 }
 

@@ -19,7 +19,7 @@ const REASON_CHARS: usize = 500;
 
 /// What a host's last report of its links told.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct HostReport {
     /// Threads that it computes with.
     pub threads: Option<u64>,
     /// Seconds that its clock is ahead of this supervisor's.
@@ -28,7 +28,7 @@ pub struct Told {
     pub data_links: Vec<DataLinks>,
 }
 
-impl Told {
+impl HostReport {
     /// Of a report that came `now`.
     pub fn of(report: &LinkReport, now: Duration) -> Self {
         let apart = report.unix_s - now.as_secs_f64();
@@ -43,7 +43,7 @@ impl Told {
 /// The links to other hosts that are up, counted by what carries them and why.
 fn data_links(report: &LinkReport) -> Vec<DataLinks> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    let up = report.links.iter().filter(|link| link.open && link.peer != metric::SUPERVISOR);
+    let up = report.links.iter().filter(|link| link.open && link.peer != metric::SUPERVISOR_LABEL);
     up.for_each(|link| *counts.entry((&link.transport, &link.why)).or_default() += 1);
     let links = |((transport, why), links): ((&str, &str), usize)| DataLinks {
         transport: transport.to_owned(),

@@ -1,19 +1,19 @@
-//! Work that somebody waits for goes ahead of long work on a device that works off a queue: long work is queued a stretch at a
+//! Work that somebody waits for goes ahead of long work on a device that works off a queue: long work is queued a quantum at a
 //! time, and waits between two while what goes ahead of it, a step, is under way. Knows no device.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Longest that steps hold up a quantum: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
+const STEP_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How long after the last sign of a step that is under way its end is expected: longer than an answer waits for what was queued
 /// before it.
-const LATELY: Duration = Duration::from_secs(3);
+const STEP_EXPECTED: Duration = Duration::from_secs(3);
 
 /// How long after the end of a step another one is expected.
-const SOON: Duration = Duration::from_millis(300);
+const NEXT_STEP_EXPECTED: Duration = Duration::from_millis(300);
 
 /// How many times as long as a device had nothing to do for it long work then goes on.
 const SHARE: u32 = 2;
@@ -30,12 +30,12 @@ pub enum Rank {
 /// The steps that are under way on a device.
 #[derive(Default)]
 pub struct Steps {
-    under_way: Mutex<UnderWay>,
+    under_way: Mutex<StepsUnderWay>,
     fewer: Condvar,
 }
 
 #[derive(Default)]
-struct UnderWay {
+struct StepsUnderWay {
     begun: u64,
     steps: Vec<Step>,
     /// When the last one ended.
@@ -50,8 +50,8 @@ struct Step {
     until: Instant,
 }
 
-/// Long work that is queued stretch by stretch.
-pub struct Stretches {
+/// Long work that is queued quantum by quantum.
+pub struct Quanta {
     steps: Arc<Steps>,
     waited: Mutex<Option<Wait>>,
 }
@@ -66,15 +66,15 @@ struct Wait {
     known: bool,
 }
 
-/// Operations of the stretch that is being queued.
+/// Operations of the quantum that is being queued.
 #[derive(Default)]
-pub struct Stretch(f64);
+pub struct Quantum(f64);
 
 /// A step is under way until this is dropped.
 #[derive(Default)]
-pub struct Ahead(Option<(Arc<Steps>, u64)>);
+pub struct PriorityGuard(Option<(Arc<Steps>, u64)>);
 
-impl Drop for Ahead {
+impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some((steps, number)) = self.0.take() {
             let mut under_way = steps.lock();
@@ -86,30 +86,30 @@ impl Drop for Ahead {
     }
 }
 
-impl Ahead {
+impl PriorityGuard {
     /// It is still under way.
     pub fn renew(&self) {
         if let Some((steps, number)) = &self.0 {
             let (mut under_way, now) = (steps.lock(), Instant::now());
             let own = under_way.steps.iter_mut().filter(|step| step.number == *number);
-            own.for_each(|step| step.until = now + PATIENCE);
+            own.for_each(|step| step.until = now + STEP_TIMEOUT);
         }
     }
 }
 
 impl Steps {
     /// A step of this thread begins.
-    pub fn begin(self: &Arc<Self>, rank: Rank) -> Ahead {
+    pub fn begin(self: &Arc<Self>, rank: Rank) -> PriorityGuard {
         let (mut under_way, now) = (self.lock(), Instant::now());
         under_way.begun += 1;
         let number = under_way.begun;
-        under_way.steps.push(Step { number, rank, thread: thread::current().id(), until: now + PATIENCE });
-        Ahead(Some((Arc::clone(self), number)))
+        under_way.steps.push(Step { number, rank, thread: thread::current().id(), until: now + STEP_TIMEOUT });
+        PriorityGuard(Some((Arc::clone(self), number)))
     }
 
     /// Waits until the steps that go ahead of this thread and are under way now have ended, for a quarter of a second at most.
     pub fn wait(&self) {
-        self.wait_until(Instant::now() + PATIENCE);
+        self.wait_until(Instant::now() + STEP_TIMEOUT);
     }
 
     fn wait_until(&self, last: Instant) {
@@ -126,19 +126,19 @@ impl Steps {
         self.lock().rank_of(thread::current().id()).is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, UnderWay> {
+    fn lock(&self) -> MutexGuard<'_, StepsUnderWay> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Stretches {
+impl Quanta {
     /// Of the device whose steps these are.
     pub fn beside(steps: Arc<Steps>) -> Self {
         Self { steps, waited: Mutex::default() }
     }
 
     /// A step begins.
-    pub fn ahead(&self, rank: Rank) -> Ahead {
+    pub fn priority(&self, rank: Rank) -> PriorityGuard {
         self.steps.begin(rank)
     }
 
@@ -147,9 +147,9 @@ impl Stretches {
         self.steps.lock().are_about(Instant::now())
     }
 
-    /// Waits between two stretches until the steps have ended that go ahead and are under way, unless long work has had less
+    /// Waits between two quanta until the steps have ended that go ahead and are under way, unless long work has had less
     /// than twice the time since it last waited that it lost then: so two thirds of the device are its own, however many steps
-    /// there are. The stretch that ended last kept the device `busy` so long.
+    /// there are. The quantum that ended last kept the device `busy` so long.
     pub fn pass(&self, busy: Duration) {
         if self.steps.is_own() {
             return self.steps.wait();
@@ -167,8 +167,8 @@ impl Stretches {
     }
 }
 
-impl Stretch {
-    /// Adds those of a call. Whether the stretch ends with it: another like it would take it further from the `wanted` than it is.
+impl Quantum {
+    /// Adds those of a call. Whether the quantum ends with it: another like it would take it further from the `wanted` than it is.
     pub fn ends_with(&mut self, operations: f64, wanted: f64) -> bool {
         self.0 += operations;
         let ends = self.0 + operations / 2.0 >= wanted;
@@ -180,7 +180,7 @@ impl Stretch {
 }
 
 impl Wait {
-    /// Whether long work will not have had its share since, once what is queued is done: another stretch, which takes what the last one
+    /// Whether long work will not have had its share since, once what is queued is done: another quantum, which takes what the last one
     /// took. The one that was queued before it waited has ended by the next time.
     fn is_owed(&mut self, busy: Duration, now: Instant) -> bool {
         if !self.known {
@@ -190,10 +190,11 @@ impl Wait {
     }
 }
 
-impl UnderWay {
+impl StepsUnderWay {
     fn are_about(&self, now: Instant) -> bool {
-        let heard = |step: &Step| now < step.until - PATIENCE + LATELY;
-        self.steps.iter().any(heard) || self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < SOON)
+        let heard = |step: &Step| now < step.until - STEP_TIMEOUT + STEP_EXPECTED;
+        self.steps.iter().any(heard)
+            || self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < NEXT_STEP_EXPECTED)
     }
 
     /// Of the steps of a thread; none of long work.
@@ -204,8 +205,8 @@ impl UnderWay {
     /// How long a thread has to wait from `now` on if none of the first `begun` steps ends, and not beyond `last`.
     fn left(&self, (own, begun): (ThreadId, u64), now: Instant, last: Instant) -> Option<Duration> {
         let rank = self.rank_of(own);
-        let ahead = |step: &&Step| step.thread != own && rank.is_none_or(|rank| step.rank < rank);
-        let others = self.steps.iter().filter(|step| step.number <= begun).filter(ahead);
+        let priority = |step: &&Step| step.thread != own && rank.is_none_or(|rank| step.rank < rank);
+        let others = self.steps.iter().filter(|step| step.number <= begun).filter(priority);
         let until = others.map(|step| step.until).max()?.min(last);
         until.checked_duration_since(now).filter(|left| !left.is_zero())
     }
@@ -223,15 +224,15 @@ mod tests {
         let elsewhere = thread::spawn(|| thread::current().id()).join().unwrap();
         let now = Instant::now();
         assert!(!steps.lock().are_about(now), "there was none");
-        let left = |begun, seen: Duration| steps.lock().left((elsewhere, begun), now + seen, now + 3 * PATIENCE);
+        let left = |begun, seen: Duration| steps.lock().left((elsewhere, begun), now + seen, now + 3 * STEP_TIMEOUT);
         assert_eq!(left(0, Duration::ZERO), None);
         let step = steps.begin(Rank::Token);
         assert!(steps.lock().are_about(now), "one is under way");
-        assert_eq!(steps.lock().left((here, 1), now, now + PATIENCE), None, "its own step holds nobody up");
+        assert_eq!(steps.lock().left((here, 1), now, now + STEP_TIMEOUT), None, "its own step holds nobody up");
         assert_eq!(left(0, Duration::ZERO), None, "it began later");
         let first = left(1, Duration::ZERO).unwrap();
-        assert!((PATIENCE..2 * PATIENCE).contains(&first), "{first:?}");
-        assert_eq!(left(1, 3 * PATIENCE), None, "the step is not heard of any more");
+        assert!((STEP_TIMEOUT..2 * STEP_TIMEOUT).contains(&first), "{first:?}");
+        assert_eq!(left(1, 3 * STEP_TIMEOUT), None, "the step is not heard of any more");
         let other = steps.begin(Rank::Token);
         step.renew();
         assert!(left(1, Duration::ZERO).unwrap() >= first);
@@ -242,11 +243,14 @@ mod tests {
         drop(other);
         assert_eq!(left(2, Duration::ZERO), None);
         let ended = steps.lock().ended.unwrap();
-        assert!(steps.lock().are_about(ended + SOON / 2) && !steps.lock().are_about(ended + SOON));
+        assert!(
+            steps.lock().are_about(ended + NEXT_STEP_EXPECTED / 2)
+                && !steps.lock().are_about(ended + NEXT_STEP_EXPECTED)
+        );
         let begun = Instant::now();
         let _last = steps.begin(Rank::Token);
-        assert!(steps.lock().are_about(begun + 2 * SOON), "it is under way");
-        assert!(!steps.lock().are_about(begun + 2 * LATELY), "its asker is gone");
+        assert!(steps.lock().are_about(begun + 2 * NEXT_STEP_EXPECTED), "it is under way");
+        assert!(!steps.lock().are_about(begun + 2 * STEP_EXPECTED), "its asker is gone");
     }
 
     #[test]
@@ -261,7 +265,7 @@ mod tests {
         let (other, _other) = in_a_thread(Some(Rank::Short));
         let (long, _) = in_a_thread(None);
         let now = Instant::now();
-        let waits = |thread| steps.lock().left((thread, 3), now, now + PATIENCE).is_some();
+        let waits = |thread| steps.lock().left((thread, 3), now, now + STEP_TIMEOUT).is_some();
         assert_eq!([token, short, other, long].map(waits), [false, true, true, true]);
         drop(_token);
         assert_eq!([short, other, long].map(waits), [false, false, true], "equals do not wait for each other");
@@ -286,14 +290,14 @@ mod tests {
 
     #[test]
     fn a_stretch_ends_where_it_is_closest_to_what_is_wanted() {
-        let stretches = |calls: &[f64]| {
-            let mut stretch = Stretch::default();
-            calls.iter().map(|operations| stretch.ends_with(*operations, 15.0)).collect::<Vec<_>>()
+        let quanta = |calls: &[f64]| {
+            let mut quantum = Quantum::default();
+            calls.iter().map(|operations| quantum.ends_with(*operations, 15.0)).collect::<Vec<_>>()
         };
-        assert_eq!(stretches(&[14.0, 14.0]), [true, true], "two would be twice as long as one is to be");
-        assert_eq!(stretches(&[6.0; 5]), [false, true, false, true, false]);
-        assert_eq!(stretches(&[1.0, 20.0, 1.0, 14.0]), [false, true, false, true]);
-        let short = stretches(&[1.0; 30]);
+        assert_eq!(quanta(&[14.0, 14.0]), [true, true], "two would be twice as long as one is to be");
+        assert_eq!(quanta(&[6.0; 5]), [false, true, false, true, false]);
+        assert_eq!(quanta(&[1.0, 20.0, 1.0, 14.0]), [false, true, false, true]);
+        let short = quanta(&[1.0; 30]);
         assert_eq!(short.iter().filter(|ends| **ends).count(), 2);
     }
 

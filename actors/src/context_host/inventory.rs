@@ -14,8 +14,8 @@ const IDLE_BYTES: u64 = 256 << 20;
 
 /// What lies here.
 #[derive(Debug, Default)]
-pub struct Known {
-    all: BTreeMap<u64, Lying>,
+pub struct ShardInventory {
+    all: BTreeMap<u64, HeldShard>,
     by_digest: HashMap<u64, Vec<u64>>,
     /// Where each context's shards lie.
     places: BTreeMap<(u64, u32), u64>,
@@ -27,7 +27,7 @@ pub struct Known {
 }
 
 #[derive(Debug)]
-struct Lying {
+struct HeldShard {
     shard: Shard,
     ids: Vec<u32>,
     encoded: Encoded,
@@ -39,7 +39,7 @@ struct Lying {
 
 /// A shard that lies here, and where.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Found {
+pub enum KnownShard {
     /// A context has it.
     Held {
         /// That context.
@@ -52,7 +52,7 @@ pub enum Found {
     },
 }
 
-impl Known {
+impl ShardInventory {
     /// Takes in what was encoded for a context.
     pub fn add(&mut self, (shard, ids): (Shard, Vec<u32>), encoded: Encoded) {
         let place = self.next();
@@ -60,11 +60,11 @@ impl Known {
         self.held_bytes += encoded.kv_bytes;
         self.places.insert((encoded.context, encoded.block), place);
         let users = BTreeSet::from([encoded.context]);
-        self.all.insert(place, Lying { shard: anywhere(shard), ids, encoded, users, idle: None });
+        self.all.insert(place, HeldShard { shard: anywhere(shard), ids, encoded, users, idle: None });
     }
 
     /// A shard of the same spans and ids, which `context` holds from now on.
-    pub fn take(&mut self, context: u64, digest: u64, shard: &Shard, ids: &[u32]) -> Option<(Found, Encoded)> {
+    pub fn take(&mut self, context: u64, digest: u64, shard: &Shard, ids: &[u32]) -> Option<(KnownShard, Encoded)> {
         let shard = anywhere(shard.clone());
         let same = |place: &&u64| self.all[*place].shard == shard && self.all[*place].ids == ids;
         let place = *self.by_digest.get(&digest)?.iter().find(same)?;
@@ -79,7 +79,7 @@ impl Known {
         let encoded =
             Encoded { context, cached: true, seconds: 0.0, pairs: 0, exchange_bytes: 0, ..lying.encoded.clone() };
         self.places.insert((context, encoded.block), place);
-        Some((holder.map_or(Found::Idle { place }, |context| Found::Held { context }), encoded))
+        Some((holder.map_or(KnownShard::Idle { place }, |context| KnownShard::Held { context }), encoded))
     }
 
     /// A context holds nothing any more. Returns what is idle from now on: its number and block.
@@ -176,23 +176,24 @@ mod tests {
 
     #[test]
     fn what_lies_here_is_taken_once_it_is_the_same_and_not_by_its_checksum_alone() {
-        let mut known = Known::default();
+        let mut known = ShardInventory::default();
         known.add((shard(1, 0), vec![1, 2, 3, 4]), encoded(7, 1, 99));
         assert_eq!(known.take(8, 99, &shard(1, 0), &[1, 2, 3, 5]), None, "a collision");
         let moved = Shard { own: Span { position: 9, ..shard(1, 0).own }, ..shard(1, 0) };
         assert_eq!(known.take(8, 99, &moved, &[1, 2, 3, 4]), None, "the same ids elsewhere");
         // Another shard of the same checksum lies beside it.
         known.add((shard(1, 0), vec![1, 2, 3, 5]), encoded(8, 1, 99));
-        let taken = |known: &mut Known, ids: &[u32]| known.take(9, 99, &shard(1, 3), ids).map(|(found, _)| found);
-        assert_eq!(taken(&mut known, &[1, 2, 3, 5]), Some(Found::Held { context: 8 }));
-        let (found, said) = known.take(10, 99, &shard(1, 3), &[1, 2, 3, 4]).unwrap();
-        assert_eq!(found, Found::Held { context: 7 });
-        assert_eq!(said, Encoded { cached: true, seconds: 0.0, pairs: 0, ..encoded(10, 1, 99) });
+        let taken =
+            |known: &mut ShardInventory, ids: &[u32]| known.take(9, 99, &shard(1, 3), ids).map(|(found, _)| found);
+        assert_eq!(taken(&mut known, &[1, 2, 3, 5]), Some(KnownShard::Held { context: 8 }));
+        let (found, stated) = known.take(10, 99, &shard(1, 3), &[1, 2, 3, 4]).unwrap();
+        assert_eq!(found, KnownShard::Held { context: 7 });
+        assert_eq!(stated, Encoded { cached: true, seconds: 0.0, pairs: 0, ..encoded(10, 1, 99) });
     }
 
     #[test]
     fn idle_ones_go_when_there_is_no_room_the_oldest_first() {
-        let mut known = Known::default();
+        let mut known = ShardInventory::default();
         for context in 1..=3 {
             known.add((shard(0, 0), vec![context as u32; 4]), encoded(context, 0, context));
         }
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(known.surplus(Some(300), 50), [first[0].0]);
         assert_eq!(known.take(5, 1, &shard(0, 0), &[1; 4]), None, "it went");
         let (found, _) = known.take(5, 3, &shard(0, 0), &[3; 4]).unwrap();
-        assert_eq!(found, Found::Idle { place: third[0].0 });
+        assert_eq!(found, KnownShard::Idle { place: third[0].0 });
         assert!(known.surplus(Some(0), 0).is_empty(), "nothing is idle");
         assert_eq!((known.leave(4).len(), known.leave(5).len(), known.leave(5).len()), (1, 1, 0));
         assert_eq!((known.held_bytes(), known.surplus(Some(0), 0).len(), known.idle_bytes()), (0, 2, 0));

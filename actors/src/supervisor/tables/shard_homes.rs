@@ -7,12 +7,12 @@ const REMEMBERED: usize = 1 << 16;
 
 /// Which host encoded a shard last, by the checksum of what it read.
 #[derive(Debug, Default)]
-pub struct Lately {
+pub struct RecentEncoders {
     hosts: HashMap<u64, usize>,
     order: VecDeque<u64>,
 }
 
-impl Lately {
+impl RecentEncoders {
     /// A host holds a shard.
     pub fn note(&mut self, digest: u64, host: usize) {
         if self.hosts.insert(digest, host).is_none() {
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_longest_ago_is_forgotten() {
-        let mut lately = Lately::default();
+        let mut lately = RecentEncoders::default();
         (0..REMEMBERED as u64 + 2).for_each(|digest| lately.note(digest, digest as usize % 3));
         lately.note(7, 5);
         assert_eq!([0, 1, 2, 7].map(|digest| lately.find(digest)), [None, None, Some(2), Some(5)]);

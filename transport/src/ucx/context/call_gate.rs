@@ -36,7 +36,7 @@ unsafe extern "C" {
 }
 
 /// Counts the calls of one context and its worker.
-pub(crate) struct Gate {
+pub(crate) struct CallGate {
     calls: Arc<AtomicUsize>,
     house: &'static House,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Gate {
 /// A call under way.
 pub(crate) struct Pass<'a>(Option<&'a AtomicUsize>);
 
-impl Gate {
+impl CallGate {
     pub fn new() -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
@@ -77,7 +77,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for CallGate {
     fn drop(&mut self) {
         lock(&self.house.gates).retain(|calls| !Arc::ptr_eq(calls, &self.calls));
     }
@@ -126,9 +126,9 @@ mod tests {
         let call = thread::spawn({
             let closed = closed.clone();
             move || {
-                let gate = Gate::of(&HOUSE);
-                let pass = gate.enter();
-                let again = gate.enter();
+                let call_gate = CallGate::of(&HOUSE);
+                let pass = call_gate.enter();
+                let again = call_gate.enter();
                 entered.0.send(()).expect("the test waits");
                 while !HOUSE.ending.load(Ordering::SeqCst) {
                     hint::spin_loop();
@@ -142,7 +142,7 @@ mod tests {
         HOUSE.close();
         closed.store(true, Ordering::SeqCst);
         call.join().expect("the call ends first");
-        let late = thread::spawn(|| drop(Gate::of(&HOUSE).enter()));
+        let late = thread::spawn(|| drop(CallGate::of(&HOUSE).enter()));
         while lock(&HOUSE.gates).len() != 1 {
             hint::spin_loop();
         }

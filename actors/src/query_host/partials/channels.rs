@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     link::{Links, ReachError},
-    messages::{Attach, Opening, ShardHolder, WireMessage},
+    messages::{Attach, ChannelOpening, ShardHolder, WireMessage},
     query_host::arrival::Arrival,
 };
 
@@ -34,29 +34,29 @@ enum LineError {
 }
 
 /// A host as it is reached: its name and address.
-type Place = (String, Vec<Endpoint>);
+type HostAddress = (String, Vec<Endpoint>);
 
 /// The channels there are.
-pub struct Lines {
+pub struct HostChannels {
     links: Arc<Links>,
     runtime: Handle,
     arrived: mpsc::UnboundedSender<Arrival>,
-    /// Frames that wait for [`Lines::flush`].
-    batch: Batch,
+    /// Frames that wait for [`HostChannels::flush`].
+    batch: FrameBatch,
     /// To the task that deals batches out: whoever computes wakes another thread once a batch.
-    batches: mpsc::UnboundedSender<Batch>,
-    lines: BTreeMap<u64, Line>,
+    batches: mpsc::UnboundedSender<FrameBatch>,
+    lines: BTreeMap<u64, HostChannel>,
     /// The line that the next attachment to a place goes over.
-    current: BTreeMap<Place, u64>,
+    current: BTreeMap<HostAddress, u64>,
     opened: u64,
 }
 
 /// Frames and the queues that they go to.
-type Batch = Vec<(mpsc::UnboundedSender<Frame>, Frame)>;
+type FrameBatch = Vec<(mpsc::UnboundedSender<Frame>, Frame)>;
 
 /// A channel to a host, and the task that serves it.
-struct Line {
-    place: Place,
+struct HostChannel {
+    place: HostAddress,
     /// One frame a layer, whose answer is waited for, and what is attached and detached.
     frames: mpsc::UnboundedSender<Frame>,
     attached: BTreeSet<u64>,
@@ -65,17 +65,17 @@ struct Line {
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Line {
+impl Drop for HostChannel {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Lines {
+impl HostChannels {
     /// None open yet. What comes over them goes to `arrived`.
     pub fn new(links: Arc<Links>, arrived: mpsc::UnboundedSender<Arrival>) -> Self {
         let runtime = links.runtime().clone();
-        let (batches, mut dealt) = mpsc::unbounded_channel::<Batch>();
+        let (batches, mut dealt) = mpsc::unbounded_channel::<FrameBatch>();
         runtime.spawn(async move {
             while let Some(batch) = dealt.recv().await {
                 // A line that is gone has said so.
@@ -95,7 +95,7 @@ impl Lines {
         };
         let line = self.lines.get_mut(&number).expect("it is open");
         line.attached.insert(attach.attachment);
-        let _ = line.frames.send(Opening::Attach(attach).frame());
+        let _ = line.frames.send(ChannelOpening::Attach(attach).frame());
         number
     }
 
@@ -103,7 +103,7 @@ impl Lines {
     pub fn detach(&mut self, line: u64, attachment: u64, distrust: bool) {
         let Some(open) = self.lines.get_mut(&line) else { return };
         open.attached.remove(&attachment);
-        let _ = open.frames.send(Opening::Detach { attachment }.frame());
+        let _ = open.frames.send(ChannelOpening::Detach { attachment }.frame());
         if distrust && self.current.get(&open.place) == Some(&line) {
             self.current.remove(&open.place);
             self.links.forget(&open.place.1);
@@ -160,7 +160,7 @@ impl Lines {
         self.lines.get(&line).map_or_else(String::new, |line| line.place.0.clone())
     }
 
-    fn open(&mut self, place: Place) -> u64 {
+    fn open(&mut self, place: HostAddress) -> u64 {
         let number = self.opened;
         self.opened += 1;
         let (frames, queue) = mpsc::unbounded_channel();
@@ -172,7 +172,8 @@ impl Lines {
                 let _ = arrived.send(Arrival::Broke(number, cause.to_string()));
             }
         });
-        self.lines.insert(number, Line { place: place.clone(), frames, attached: BTreeSet::new(), hands_over, task });
+        self.lines
+            .insert(number, HostChannel { place: place.clone(), frames, attached: BTreeSet::new(), hands_over, task });
         self.current.insert(place, number);
         number
     }
@@ -181,7 +182,7 @@ impl Lines {
 /// Opens a channel, sends frames and hands answers over until nobody asks any more; the error is why it ended before.
 async fn serve(
     number: u64,
-    ((host, endpoints), hands_over): (&Place, &OnceLock<bool>),
+    ((host, endpoints), hands_over): (&HostAddress, &OnceLock<bool>),
     links: &Links,
     mut frames: mpsc::UnboundedReceiver<Frame>,
     arrived: &mpsc::UnboundedSender<Arrival>,

@@ -8,7 +8,7 @@ use std::arch::asm;
 use std::slice::Iter;
 
 use super::super::super::lanes::fetch_ahead;
-use super::super::engine::{Product, SIDE, STEP, TILE};
+use super::super::engine::{BLOCK_SIDE, Product, STEP_ELEMENTS, TILE_ELEMENTS};
 use super::session::Session;
 
 /// Tile multiplications of a step: of each half of `A` with each of `B`, in this order.
@@ -22,7 +22,7 @@ impl Product {
 }
 
 /// Products to be issued evenly over a number of slots.
-pub(super) struct Beside<'a> {
+pub(super) struct InterleavedProducts<'a> {
     session: &'a mut Session,
     products: Iter<'a, Product>,
     /// The product being issued, with `a` and `b` at the step reached and `steps` counting those left.
@@ -39,7 +39,7 @@ pub(super) struct Beside<'a> {
     slots: usize,
 }
 
-impl<'a> Beside<'a> {
+impl<'a> InterleavedProducts<'a> {
     /// Nothing is issued until the first slot.
     pub(super) fn new(session: &'a mut Session, products: &'a [Product], slots: usize) -> Self {
         const NO_PRODUCT: Product = Product {
@@ -49,7 +49,7 @@ impl<'a> Beside<'a> {
             c: std::ptr::null_mut(),
             accumulate: false,
             narrow: false,
-            ahead: 0,
+            prefetch: 0,
         };
         let of = |product: &Product| MULTIPLICATIONS / product.stride() * product.steps;
         let total = products.iter().map(of).sum();
@@ -84,9 +84,9 @@ impl<'a> Beside<'a> {
     /// Asks for what lies ahead of a tile of `A`: a tile at a time, since the processor waits for no more lines at once.
     #[inline(always)]
     fn fetch(&self, tile: usize) {
-        if self.current.ahead > 0 {
-            let start = self.current.a.wrapping_add(self.current.ahead + tile);
-            (0..TILE).step_by(SIDE).for_each(|line| fetch_ahead(start.wrapping_add(line)));
+        if self.current.prefetch > 0 {
+            let start = self.current.a.wrapping_add(self.current.prefetch + tile);
+            (0..TILE_ELEMENTS).step_by(BLOCK_SIDE).for_each(|line| fetch_ahead(start.wrapping_add(line)));
         }
     }
 
@@ -143,7 +143,7 @@ impl<'a> Beside<'a> {
                 }
                 2 => {
                     take_over!("tmm2", 2048);
-                    self.fetch(TILE);
+                    self.fetch(TILE_ELEMENTS);
                     asm!("tileloadd tmm5, [{a} + {s}*1 + 1024]", "tdpbf16ps tmm2, tmm5, tmm6",
                         a = in(reg) self.current.a, s = in(reg) STRIDE,
                         out("tmm2") _, out("tmm5") _, options(nostack, preserves_flags));
@@ -158,8 +158,8 @@ impl<'a> Beside<'a> {
         if self.at == MULTIPLICATIONS {
             self.at = 0;
             (self.session.open, self.session.narrow) = (self.current.c, self.current.narrow);
-            self.current.a = self.current.a.wrapping_add(STEP);
-            self.current.b = self.current.b.wrapping_add(STEP);
+            self.current.a = self.current.a.wrapping_add(STEP_ELEMENTS);
+            self.current.b = self.current.b.wrapping_add(STEP_ELEMENTS);
             self.current.steps -= 1;
         }
     }
