@@ -15,7 +15,7 @@ use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, 
 use super::{Change, Entry, StateStore, StoreError, Table};
 
 /// Version of the tables below and of how they are keyed.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const META_FORMAT: &str = "format";
