@@ -365,7 +365,7 @@ async fn counts_bytes(rig: impl Rig) {
     let (mut near, mut far) = channel(&near_link, &far_link).await;
     let start = counts[0].bytes()[0];
     let sizes = [frame(1, 0, 0).wire_bytes(), frame(2, 5, 10).wire_bytes()];
-    assert_eq!(sizes, [64, 138]);
+    assert_eq!(sizes, [40, 74]);
     send(&mut near, frame(1, 0, 0)).await;
     send(&mut near, frame(2, 5, 10)).await;
     receive(&mut far).await;

@@ -183,7 +183,7 @@ fn a_step_that_ends_in_no_number_fails_its_job() {
         (
             ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.v_proj.weight"],
             "not_finite_partial",
-            "host context-0 answered for shard 0 in layer 0",
+            "its partial of shard 0 in layer 0 is not finite",
         ),
     ];
     for (tensors, code, cause) in overflows {

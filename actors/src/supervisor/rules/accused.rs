@@ -33,7 +33,7 @@ impl Accusations<'_> {
         if !ready {
             return;
         }
-        if !self.loss.contexts.get(context).is_some_and(|context| context.shards_on(host) > 0) {
+        if self.loss.contexts.get(context).is_none_or(|context| context.shards_on(host) == 0) {
             // It told so of who holds them no more.
             return self.loss.orders().send_holders(number, from);
         }

@@ -71,11 +71,8 @@ impl ModelCheck<'_> {
             command: HostCommand::Refuse { reason: reason.clone() },
         };
         self.loss.out.extend(record.connection.map(refuse));
-        self.loss.out.push(SupervisorCommand::Observe(Observation::Refused {
-            reason: "model",
-            who,
-            cause: reason.clone(),
-        }));
+        let refused = Observation::Refused { reason: "model", who, cause: reason.clone() };
+        self.loss.out.push(SupervisorCommand::Observe(refused));
         // It closes the link itself, once it has read that.
         let closes = |command: &SupervisorCommand| matches!(command, SupervisorCommand::Disconnect { .. });
         let before = self.loss.out.len();
