@@ -372,8 +372,8 @@ async fn counts_bytes(rig: impl Rig) {
     receive(&mut far).await;
     send(&mut far, frame(3, 64, 0)).await;
     receive(&mut near).await;
-    assert_eq!(counts[0].bytes(), [start + 202, 128]);
-    assert_eq!(counts[1].bytes(), [128, start + 202]);
+    assert_eq!(counts[0].bytes(), [start + 114, 104]);
+    assert_eq!(counts[1].bytes(), [104, start + 114]);
     assert_eq!(counts[0].rejections() + counts[1].rejections(), 0);
 }
 
