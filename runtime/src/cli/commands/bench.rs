@@ -17,7 +17,7 @@ use asterism_models::{Checkpoint, ModelError};
 use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
 
-use super::jobs::job::MethodArgs;
+use super::jobs::arguments::MethodArgs;
 use crate::{
     cli::method_spec,
     cluster::{

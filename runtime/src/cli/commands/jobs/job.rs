@@ -9,7 +9,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
-pub use super::arguments::{MethodArgs, PlacementArgs};
 use crate::{
     cli::output::{self, Table},
     client::{Client, Following},

@@ -11,7 +11,7 @@ use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, Plan, Ref
 use clap::Args;
 use serde::Serialize;
 
-use super::job::{MethodArgs, PlacementArgs};
+use super::arguments::{MethodArgs, PlacementArgs};
 use crate::{
     cli::output::{self, Table},
     cluster::{

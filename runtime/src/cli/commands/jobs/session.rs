@@ -9,7 +9,10 @@ use asterism_actors::api::{AppendRequest, Appending, SessionRequest, SessionStat
 use asterism_models::QuerySeparator;
 use clap::{Args, Subcommand};
 
-use super::job::{self, GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs, read_contexts};
+use super::{
+    arguments::{MethodArgs, PlacementArgs},
+    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts},
+};
 use crate::{
     cli::{
         output::{self, Table, lower},
