@@ -256,7 +256,7 @@ impl UcxEndpoint {
 
 /// # Safety
 /// `endpoint` must have been turned into a raw pointer for the closing that is now done.
-unsafe fn gone(endpoint: *const Endpoint) {
+unsafe fn gone(endpoint: *const UcxEndpoint) {
     // SAFETY: the caller's promise.
     let endpoint = unsafe { Arc::from_raw(endpoint) };
     // SAFETY: given to UCX by `new`; a closed endpoint reports nothing any more.

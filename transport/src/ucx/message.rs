@@ -10,8 +10,8 @@
 //! | 23 | zero |
 //! | 24..32 | channel |
 //! | 32..40 | number: place in the channel, bytes read, or a clock |
-//! | 40..104 | of frames only: the frame's header |
-//! | 104.. | of frames only: the meta, unless the body begins with it; with the first part where there are some |
+//! | 40..80 | of frames only: the frame's header |
+//! | 80.. | of frames only: the meta, unless the body begins with it; with the first part where there are some |
 
 use bytes::Buf;
 
