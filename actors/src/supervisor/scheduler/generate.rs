@@ -81,7 +81,7 @@ impl GenerateScheduler<'_> {
     fn give_up_unassigned(&mut self) {
         let patience = self.loss.config.patience;
         let Some(gone) = self.loss.hosts.no_query_host_since else { return };
-        while let Some((ready, number)) = self.loss.jobs.longest_unhoused() {
+        while let Some((ready, number)) = self.loss.jobs.longest_unassigned() {
             if self.loss.now.saturating_sub(gone.max(ready)) <= patience {
                 return;
             }

@@ -13,10 +13,11 @@ use crate::{
     messages::Encoded,
     supervisor::tables::{
         context::{Context, ContextOwner, ShardLocation, Stage},
-        jobs::remove_from,
+        jobs::{count_down, remove_from},
+        prepared::TenantKey,
     },
 };
-use queue::{ContextQueue, KeyTurns, TenantKey, decode_seconds, kind_of_work};
+use queue::{ContextQueue, KeyTurns, encode_time, kind_of_work};
 
 /// Contexts by number, with indexes.
 #[derive(Debug, Default)]
@@ -294,7 +295,7 @@ impl Contexts {
         let token_seconds = self.token_seconds.0;
         let Some(keys) = self.get(number).map(ContextIndexKeys::of) else { return 0 };
         let Some((own, came)) = keys.turn else { return 0 };
-        let done = (came.saturating_add(decode_seconds(own, token_seconds)), number);
+        let done = (came.saturating_add(encode_time(own, token_seconds)), number);
         let own = self.index.waiting.get(&keys.key).map_or(0, |line| line.before(done, token_seconds));
         let others = self.index.waiting.iter().filter(|(key, _)| **key != keys.key);
         own + others.map(|(_, line)| line.count().min(own)).sum::<usize>()
@@ -386,12 +387,7 @@ impl ContextIndex {
         }
         self.incomplete.remove(&number);
         self.begun -= keys.begun();
-        if let Some(begun) = self.begun_of.get_mut(&keys.key).filter(|_| keys.begun() > 0) {
-            *begun -= keys.begun();
-            if *begun == 0 {
-                self.begun_of.remove(&keys.key);
-            }
-        }
+        count_down(&mut self.begun_of, &keys.key, keys.begun());
         self.bytes -= keys.bytes;
         if let Some(sessions) = keys.of_session(&mut self.sessions) {
             *sessions -= 1;

@@ -16,7 +16,10 @@ use crate::{
     cluster_event::{ClusterEventKind, JobName},
     messages::TokenChoice,
     metric::Observation,
-    supervisor::{fingerprint::Fingerprint, tables::prepared::PreparedContext},
+    supervisor::{
+        fingerprint::Fingerprint,
+        tables::prepared::{PreparedContext, TenantKey},
+    },
     trace::JobTrace,
 };
 
@@ -194,7 +197,7 @@ pub struct Job {
     /// The context it asks.
     pub context: u64,
     /// The key that asked for the context, if one did.
-    pub key: Option<String>,
+    pub key: TenantKey,
     /// What it asks.
     pub question: Question,
     /// The host that generates, once chosen.

@@ -7,13 +7,16 @@ use std::{
     time::Duration,
 };
 
-use crate::{api::JobState, supervisor::tables::job::Job};
+use crate::{
+    api::JobState,
+    supervisor::tables::{job::Job, prepared::TenantKey},
+};
 
 /// A job without a host that could be generated: since when, and its number.
 pub type UnassignedJob = (Duration, u64);
 
 /// Places in the lines of keys: jobs up to there were looked at.
-pub type Passed = BTreeMap<Option<String>, UnassignedJob>;
+pub type Passed = BTreeMap<TenantKey, UnassignedJob>;
 
 /// Jobs by number, with indexes.
 #[derive(Debug, Default)]
@@ -35,9 +38,9 @@ struct JobIndex {
     watched_of: BTreeMap<u64, BTreeSet<u64>>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
     /// By the keys that asked.
-    unassigned_jobs: BTreeMap<Option<String>, BTreeSet<UnassignedJob>>,
+    unassigned_jobs: BTreeMap<TenantKey, BTreeSet<UnassignedJob>>,
     /// Jobs that hosts generate for, by the keys that asked.
-    generating: BTreeMap<Option<String>, usize>,
+    generating: BTreeMap<TenantKey, usize>,
     limits: BTreeSet<(Duration, u64)>,
     ended: BTreeSet<(Duration, u64)>,
     generating_own: usize,
@@ -48,7 +51,7 @@ struct JobIndex {
 /// What of a job the indexes know.
 #[derive(Clone, Debug, PartialEq)]
 struct JobIndexKeys {
-    key: Option<String>,
+    key: TenantKey,
     state: JobState,
     context: u64,
     own_context: bool,
@@ -214,7 +217,7 @@ impl Jobs {
 
     /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
     pub fn next_unassigned(&self, passed: &Passed) -> Option<UnassignedJob> {
-        let first = |(key, line): (&Option<String>, &BTreeSet<UnassignedJob>)| {
+        let first = |(key, line): (&TenantKey, &BTreeSet<UnassignedJob>)| {
             let after = passed.get(key).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
             Some((self.generating_of(key), *line.range((after, Bound::Unbounded)).next()?))
         };
@@ -222,7 +225,7 @@ impl Jobs {
     }
 
     /// The job without a host that could be generated for the longest.
-    pub fn longest_unhoused(&self) -> Option<UnassignedJob> {
+    pub fn longest_unassigned(&self) -> Option<UnassignedJob> {
         self.index.unassigned_jobs.values().filter_map(BTreeSet::first).min().copied()
     }
 
@@ -239,7 +242,7 @@ impl Jobs {
     }
 
     /// Jobs of a key that hosts generate for.
-    pub fn generating_of(&self, key: &Option<String>) -> usize {
+    pub fn generating_of(&self, key: &TenantKey) -> usize {
         self.index.generating.get(key).copied().unwrap_or(0)
     }
 
@@ -321,12 +324,7 @@ impl JobIndex {
             (Some(host), _) => {
                 remove_from(&mut self.on_host, &host, number);
                 self.generating_own -= usize::from(keys.own_context);
-                if let Some(generating) = self.generating.get_mut(&keys.key) {
-                    *generating -= 1;
-                    if *generating == 0 {
-                        self.generating.remove(&keys.key);
-                    }
-                }
+                count_down(&mut self.generating, &keys.key, 1);
             }
             (None, Some(since)) => remove_from(&mut self.unassigned_jobs, &keys.key, (since, number)),
             (None, None) => {}
@@ -340,6 +338,16 @@ pub fn remove_from<K: Ord, M: Ord>(sets: &mut BTreeMap<K, BTreeSet<M>>, key: &K,
         set.remove(&member);
         if set.is_empty() {
             sets.remove(key);
+        }
+    }
+}
+
+/// Counts down one of the counts of `counts`, which holds none of nothing.
+pub fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K, less: usize) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= less;
+        if *count == 0 {
+            counts.remove(key);
         }
     }
 }

@@ -16,6 +16,9 @@ const SHARD_OVERHEAD_BYTES: u64 = 256;
 /// Tokens that CPUs allot memory for keys and values for at once.
 pub const KV_BLOCK: usize = 128;
 
+/// The key that asked for a context, if one did.
+pub type TenantKey = Option<String>;
+
 /// A context planned, before hosts are chosen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PreparedContext {
@@ -51,7 +54,7 @@ pub struct PreparedContext {
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
     /// The key that asked, if one did: contexts of each have their turns.
-    pub key: Option<String>,
+    pub key: TenantKey,
 }
 
 impl PreparedContext {

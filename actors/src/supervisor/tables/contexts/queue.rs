@@ -5,8 +5,7 @@ use std::{
     time::Duration,
 };
 
-/// The key that asked for a context, if one did.
-pub type TenantKey = Option<String>;
+use crate::supervisor::tables::prepared::TenantKey;
 
 /// When keys had their last turns.
 #[derive(Debug, Default)]
@@ -37,13 +36,13 @@ impl ContextQueue {
     /// When the one would be done that would be first, and which it is.
     pub fn first(&self, token_seconds: f64) -> Option<(Duration, u64)> {
         let heads = self.0.iter().filter_map(|(work, line)| Some((*work, line.first()?)));
-        heads.map(|(work, (taken, number))| (taken.saturating_add(decode_seconds(work, token_seconds)), *number)).min()
+        heads.map(|(work, (taken, number))| (taken.saturating_add(encode_time(work, token_seconds)), *number)).min()
     }
 
     /// How many would be done before one that would be done then.
     pub fn before(&self, done: (Duration, u64), token_seconds: f64) -> usize {
         let earlier = |(work, line): (&u64, &BTreeSet<(Duration, u64)>)| {
-            let takes = decode_seconds(*work, token_seconds);
+            let takes = encode_time(*work, token_seconds);
             line.iter().take_while(|(taken, other)| (taken.saturating_add(takes), *other) < done).count()
         };
         self.0.iter().map(earlier).sum()
@@ -76,7 +75,7 @@ impl ContextQueue {
 }
 
 /// How long work takes.
-pub fn decode_seconds(work: u64, token_seconds: f64) -> Duration {
+pub fn encode_time(work: u64, token_seconds: f64) -> Duration {
     Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX)
 }
 
