@@ -18,15 +18,15 @@ mod top_k;
 
 pub use backend::{
     AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps,
-    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, TensorOps,
-    WireOps, WorkQueue, batch, heads,
+    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, StepLayers,
+    TensorOps, WireOps, WorkQueue, batch, heads,
 };
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
 pub use dtype::DType;
 pub use error::KernelError;
-pub use operands::{Ask, Heads, KeySets, Mask, Merging, Selection, merging, packed};
+pub use operands::{Ask, Heads, KeySets, Likeliest, Mask, Merging, Selection, StepSequence, merging, packed};
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;

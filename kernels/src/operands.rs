@@ -6,9 +6,11 @@ mod key_sets;
 mod mask;
 pub mod merging;
 pub mod packed;
+mod step;
 
 pub use heads::Heads;
 pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
+pub use step::{Likeliest, StepSequence};

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
+use super::kv::MapShelf;
 use crate::{DType, KernelError};
 pub(super) use buffer::DeviceBuffer;
 use carried::ARGUMENT_BYTES;
@@ -48,6 +49,7 @@ pub struct Device {
     /// The compute capability.
     capability: (i32, i32),
     maps: Maps,
+    shelf: Arc<MapShelf>,
     queue: Queue,
     throttle: Throttle,
 }
@@ -103,10 +105,10 @@ impl Device {
         let stream = context.new_stream().map_err(missing)?;
         let room = Occupancy::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps, queue) = Default::default();
+        let (functions, maps, shelf, queue) = Default::default();
         let capability = (major, minor);
         let throttle = Throttle::of(index);
-        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, throttle };
+        let mut device = Self { context, stream, functions, staging, room, capability, maps, shelf, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -228,6 +230,11 @@ impl Device {
 
     pub(super) fn known_maps(&self) -> &Maps {
         &self.maps
+    }
+
+    /// Where maps are kept from step to step.
+    pub(super) fn map_shelf(&self) -> &Arc<MapShelf> {
+        &self.shelf
     }
 
     pub(super) fn shared_limit(&self) -> usize {

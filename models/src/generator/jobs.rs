@@ -1,6 +1,8 @@
 //! The jobs of a step, on the device that has their own keys and values: a layer's partials over these, and those that their
 //! contexts answer with.
 
+mod here;
+
 use std::{borrow::Cow, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, TensorOps};
@@ -9,12 +11,13 @@ use super::{
     answers::{Answers, LayerQueries, PartialRows, ShardPartial, StepError},
     batch::{BatchStep, PartAsk},
     context::ContextAttention,
-    job::StepPart,
-    layer::{Attention, LayerPartials},
+    job::{Append, StepPart},
+    layer::{Attention, LayerAttention, LayerPartials},
     merging::{Answer, Answered},
     partials::{Partial, Partials, attend_on_device, attend_on_host},
 };
 use crate::{Decoder, ModelError};
+pub(super) use here::lay;
 
 /// How each part of a step ended: its rows `(t, e)` of the residual stream ([`Decoder::logits`] of the last one give the
 /// next token), or why it has none.
@@ -69,7 +72,7 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         step: &BatchStep,
         layer: usize,
         [q, k, v]: [&B::Tensor; 3],
-    ) -> Result<LayerPartials<'_, B>, ModelError> {
+    ) -> Result<LayerAttention<'_, B>, ModelError> {
         let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
         let answers = self.context.ask(LayerQueries { layer, heads, q }, &step.parts)?;
         let Jobs { parts, left } = &mut *self.jobs;
@@ -103,7 +106,8 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         all.extend(own);
         let merging = Answered::merging(&merged, all.len());
         let stays = answered.iter().map(Option::is_some).collect();
-        Ok(LayerPartials { partials: Partials { heads, all }, merging: Cow::Owned(merging), stays })
+        let partials = Partials { heads, all };
+        Ok(LayerAttention::Partials(LayerPartials { partials, merging: Cow::Owned(merging), stays }))
     }
 
     fn merged(&mut self) {
@@ -117,17 +121,25 @@ fn append<B: Backend>(
     parts: &mut [StepPart<'_, B>],
     step: &BatchStep,
     layer: usize,
-    kv: [&B::Tensor; 2],
+    [k, v]: [&B::Tensor; 2],
 ) -> Result<(), ModelError> {
-    for PartAsk { part, rows, .. } in &step.parts {
-        let of_part = |x: &B::Tensor| match step.parts.len() {
-            1 => Ok(x.clone()),
-            _ => backend.narrow(x, 1, rows.start, rows.end),
-        };
-        let [k, v] = kv.map(of_part);
-        parts[*part].generator.append(backend, layer, [&k?, &v?])?;
+    if let [PartAsk { part, .. }] = &step.parts[..] {
+        return parts[*part].generator.append(backend, layer, [k, v]);
     }
-    Ok(())
+    let mut asks = step.parts.iter().peekable();
+    let mut caches = Vec::with_capacity(step.parts.len());
+    for (part, job) in parts.iter_mut().enumerate() {
+        let Some(ask) = asks.next_if(|ask| ask.part == part) else { continue };
+        match job.generator.appends(backend, layer) {
+            Append::To(kv) => caches.push((kv, ask.rows.clone())),
+            Append::First(tail) => {
+                let [k, v] = [k, v].map(|x| backend.narrow(x, 1, ask.rows.start, ask.rows.end));
+                tail.push(backend.kv(&k?, &v?)?);
+            }
+            Append::Done => {}
+        }
+    }
+    Ok(backend.kv_append_each(caches, k, v)?)
 }
 
 /// Puts the partials of a part behind the others; the shards of each, and its number.

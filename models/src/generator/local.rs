@@ -57,11 +57,26 @@ impl<'a, B: Backend> LocalContext<'a, B> {
         self.contexts.get(part).is_some_and(|shards| !shards.is_empty())
     }
 
+    /// A part's shards with their keys, where it hides none of them and layers are alike.
+    pub(super) fn whole(&self, part: usize) -> Option<impl Iterator<Item = WholeShard<'a, B>>> {
+        let hides = self.hidden.range((part, 0)..=(part, usize::MAX)).next().is_some();
+        let shards = self.contexts.get(part).filter(|_| !hides)?;
+        let whole = |shard: &&'a EncodedShard<B>| {
+            let keys = self.backend.kv_len(shard.layers.first()?);
+            let alike = shard.layers.iter().all(|kv| self.backend.kv_len(kv) == keys);
+            alike.then_some(((shard.block, keys as u64), &shard.layers[..]))
+        };
+        shards.iter().all(|shard| whole(shard).is_some()).then(|| shards.iter().filter_map(whole))
+    }
+
     /// The device.
     pub(super) fn backend(&self) -> &'a B {
         self.backend
     }
 }
+
+/// A shard with its keys, and these by layer.
+pub(super) type WholeShard<'a, B> = ((usize, u64), &'a [<B as KvOps>::Kv]);
 
 /// A shard and what is seen of it.
 type Seen<'a, B> = ((usize, u64), &'a <B as KvOps>::Kv, &'a [Range<usize>]);

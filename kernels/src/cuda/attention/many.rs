@@ -3,7 +3,11 @@
 
 mod asks;
 mod groups;
+mod laid;
 mod merges;
 mod rounds;
+mod stretches;
 mod table;
 mod tree;
+
+pub use laid::LaidStep;
