@@ -183,6 +183,7 @@ fn host_commands() {
         own: Span { start: 20, tokens: 16, position: 14 },
         keeps_prefix: false,
         apart_rows: 0,
+        behind: 0,
         attention: LocalAttention::Causal,
         rope_length: 0,
     };

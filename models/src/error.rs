@@ -258,6 +258,18 @@ pub enum ModelError {
         /// How many.
         tokens: u32,
     },
+    /// A chain's shard without what stands behind it.
+    #[error(
+        "shard {block} of a chain needs the keys of the {expected} tokens before it, and those of {got} are here; report a bug with the log"
+    )]
+    Behind {
+        /// The shard.
+        block: usize,
+        /// Tokens before it.
+        expected: usize,
+        /// Tokens of which there are keys.
+        got: usize,
+    },
     /// A text that cannot fit, by its bytes alone.
     #[error("{bytes} bytes of text, expected at most {most}: no model of this length takes more")]
     TooManyBytes {
@@ -342,7 +354,7 @@ impl ModelError {
             Self::RetainingHeads { .. } | Self::NoRetainingHeads { .. } => "retaining_heads",
             Self::TooManyBytes { .. } | Self::TooManyTokens { .. } | Self::Uncut { .. } => "context_too_long",
             Self::NoParcel { .. } => "parcel_missing",
-            Self::NoTokens { .. } => "tokens_missing",
+            Self::NoTokens { .. } | Self::Behind { .. } => "tokens_missing",
             Self::Host { .. } => "host_lost",
             Self::NoRoom { .. } | Self::Kernel(_) => "kernel",
         }

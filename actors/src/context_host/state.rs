@@ -14,7 +14,7 @@ use asterism_plan::{Exchange, KnownIds, Shard};
 use crate::{
     context_host::{
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
-        inventory::{KnownShard, ShardInventory},
+        inventory::{KnownShard, ShardInventory, SourceIds},
     },
     messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage},
 };
@@ -47,7 +47,7 @@ struct RunningEncode {
     attempt: u32,
     blocks: BTreeSet<u32>,
     /// What each of its shards reads, unless it needs parcels of others.
-    reads: Option<Vec<(Shard, Vec<u32>)>>,
+    reads: Option<Vec<(Shard, SourceIds)>>,
     /// Tokens whose keys and values it will keep.
     kept_tokens: u64,
     /// Nobody wants what it encodes.
@@ -146,7 +146,7 @@ impl ContextHostState {
     /// Whether a shard lies here already: its context has it then.
     fn find_known(&mut self, context: u64, shard: &Shard, commands: &mut Vec<ContextHostCommand>) -> bool {
         let Some(Ok(input)) = self.ids.get(&context).map(|ids| shard.input(ids)) else { return false };
-        let Some((found, encoded)) = self.known.take(context, shard.digest(&input), shard, &input.ids) else {
+        let Some((found, encoded)) = self.known.take(context, shard.digest(&input), shard, &input) else {
             return false;
         };
         commands.push(match found {
@@ -229,7 +229,9 @@ impl ContextHostState {
         commands.push(ContextHostCommand::Keep { work, context });
         for (shard, ids) in reads.into_iter().flatten() {
             let stated = encoded.iter().find(|encoded| encoded.block as usize == shard.block);
-            stated.into_iter().for_each(|stated| self.known.add((shard.clone(), ids.clone()), stated.clone()));
+            if let Some(stated) = stated {
+                self.known.add((shard, ids), stated.clone());
+            }
         }
         for shard in encoded {
             self.held.insert((context, shard.block), shard.clone());
@@ -293,7 +295,7 @@ impl ContextHostState {
             };
             let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
             self.works += 1;
-            let reads = || order.shards.iter().cloned().zip(inputs.iter().map(|input| input.ids.clone())).collect();
+            let reads = || order.shards.iter().cloned().zip(SourceIds::of(&inputs)).collect();
             let reads = (order.exchange == Exchange::None).then(reads);
             let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
             let running = RunningEncode { context, attempt, blocks, reads, kept_tokens, abandoned: false };
@@ -322,6 +324,7 @@ mod tests {
             own: Span { start: 0, tokens: 2, position: 0 },
             keeps_prefix: false,
             apart_rows: 0,
+            behind: 0,
             attention: LocalAttention::Causal,
             rope_length: 0,
         };
@@ -379,7 +382,7 @@ mod tests {
     }
 
     fn work(work: u64, used: f64, order: EncodeShards) -> ContextHostCommand {
-        let inputs = vec![Input { ids: vec![1, 2], positions: vec![0, 1] }; order.shards.len()];
+        let inputs = vec![Input { ids: vec![1, 2], positions: vec![0, 1], behind: vec![] }; order.shards.len()];
         ContextHostCommand::Encode(EncodeWork { work, used, order, inputs })
     }
 

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     context_host::{
+        chain::{self, ChainEncoder},
         command::{ContextHostEvent, EncodeWork, Failure},
         fair_scheduler::{FairScheduler, Slot},
         parcels::passing::{RemotePeers, TransferContext},
@@ -125,15 +126,14 @@ impl<B: Backend> EncodeWorker<B> {
             pairs: HashMap::new(),
             spans: span.as_ref().map(|span| LayerSpans::new(span.context(), decoder.config().layers)),
         };
-        let phase = Phase1 {
-            decoder: &decoder,
-            shards: &order.shards,
-            inputs,
-            blocks: order.blocks as usize,
-            exchange: &order.exchange,
-            heads: heads.as_deref(),
+        let (decoder, blocks, shards) = (&*decoder, order.blocks as usize, &order.shards[..]);
+        let encoded = if chain::is_chain(order) {
+            let kept = |block| self.store.find(order.context, &[block]).ok().map(|mut found| found.swap_remove(0));
+            ChainEncoder { decoder, blocks, kept: &kept, peers }.encode((shards, inputs), &mut watch)?
+        } else {
+            let (exchange, heads) = (&order.exchange, heads.as_deref());
+            Phase1 { decoder, shards, inputs, blocks, exchange, behind: &[], heads }.encode(peers, &mut watch)?
         };
-        let encoded = phase.encode(peers, &mut watch)?;
         decoder.backend().finish().map_err(ModelError::from)?;
         let seconds = started.elapsed().as_secs_f64() / encoded.len() as f64;
         let mut exchange_bytes = peers.received_bytes();
@@ -142,7 +142,7 @@ impl<B: Backend> EncodeWorker<B> {
             block: shard.block as u32,
             digest: shard.digest,
             kept_tokens: shard.tokens as u64,
-            kv_bytes: shard.bytes(&decoder),
+            kv_bytes: shard.bytes(decoder),
             seconds,
             pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
             exchange_bytes: std::mem::take(&mut exchange_bytes),
@@ -156,7 +156,8 @@ impl<B: Backend> EncodeWorker<B> {
 
 /// Whether shards are encoded so soon that longer orders wait for them.
 fn is_short(shards: &[Shard], shape: &ModelShape) -> bool {
-    let of_shard = |shard: &Shard| shape.flops(shard.rows(), causal_pairs(shard.rows()));
+    let of_shard =
+        |shard: &Shard| shape.flops(shard.rows(), causal_pairs(shard.rows()) + (shard.rows() * shard.behind) as u64);
     shards.iter().map(of_shard).fold(0, u64::saturating_add) <= SHORT_FLOPS
 }
 
@@ -185,6 +186,10 @@ impl Watch for Reporter {
     fn layer(&mut self, block: usize, done: usize) -> bool {
         self.spans.iter_mut().for_each(|spans| spans.done(done));
         (self.post)(ContextHostEvent::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
+        self.slot.borrow_mut().pass()
+    }
+
+    fn goes_on(&mut self) -> bool {
         self.slot.borrow_mut().pass()
     }
 

@@ -17,6 +17,8 @@ pub trait KvOps: TensorOps {
     fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
     /// Appends rows in place, growing geometrically.
     fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
+    /// Appends the rows of another cache in place.
+    fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// A copy of rows `start..end`, so that the rest can be freed.
     fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
     /// Cached tokens.

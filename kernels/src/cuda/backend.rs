@@ -250,6 +250,10 @@ impl KvOps for Cuda {
         kv.append(&self.device, k, v)
     }
 
+    fn kv_extend(&self, kv: &mut CudaKv, more: &CudaKv) -> Result<(), KernelError> {
+        kv.append_cache(&self.device, more)
+    }
+
     fn kv_rows(&self, kv: &CudaKv, start: usize, end: usize) -> Result<CudaKv, KernelError> {
         kv.rows(&self.device, start, end)
     }

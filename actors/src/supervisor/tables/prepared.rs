@@ -83,7 +83,7 @@ impl PreparedContext {
         let context = self.plan.context_tokens.min(other.plan.context_tokens);
         let alike = self.ids.iter().zip(&*other.ids).take(context).take_while(|(one, other)| one == other).count();
         let both = self.plan.shards.iter().zip(&other.plan.shards).filter(|_| apart);
-        let within = |shard: &Shard| shard.spans().all(|span| span.range().end <= alike as u64);
+        let within = |shard: &Shard| shard.sources().all(|span| span.range().end <= alike as u64);
         both.filter(|(one, other)| one == other && within(one)).map(|(one, _)| one.block).collect()
     }
 
