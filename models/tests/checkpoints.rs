@@ -211,7 +211,11 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
     let (mut wrongs, mut answered) = (Vec::new(), 0);
     let dense = method(json!({"dense": {}}));
     // These are exact, whoever holds which keys.
-    let exact = [(method(json!({"ring": {"layout": "contiguous"}})), 3), (method(json!({"ulysses": {}})), 2)];
+    let exact = [
+        (method(json!({"ring": {"layout": "contiguous"}})), 3),
+        (method(json!({"ulysses": {}})), 2),
+        (method(json!({"chain": {"block_tokens": 7}})), 2),
+    ];
     for case in cases.iter().filter(|case| case.refused.is_none()) {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = match case.checkpoint(&folder) {

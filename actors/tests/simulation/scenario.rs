@@ -217,7 +217,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
 }
 
 /// Methods with sizes that suit a context of some dozens of tokens. None: the cluster's own.
-const METHODS: [Option<&str>; 15] = [
+const METHODS: [Option<&str>; 16] = [
     None,
     Some(r#"{"pulsar": {"block_tokens": 12, "sink_tokens": 4, "chunk_tokens": 2, "summary_tokens": 4}}"#),
     Some(
@@ -234,6 +234,7 @@ const METHODS: [Option<&str>; 15] = [
     Some(r#"{"apb": {}}"#),
     Some(r#"{"ring": {}}"#),
     Some(r#"{"ulysses": {}}"#),
+    Some(r#"{"chain": {"block_tokens": 12}}"#),
     Some(r#"{"dense": {}}"#),
     Some(r#"{"streaming": {"sink_tokens": 4, "window_tokens": 16}}"#),
     Some(r#"{"auto": {}}"#),

@@ -8,7 +8,7 @@ const SHORTEST = 30;
 const FOLLOWED = 2;
 const EVENTS = 200;
 const DRAWN = /^job-[0-9a-f]{32}$/;
-const METHODS = ["", "dense", "star", "pulsar", "apb", "ring", "ulysses", "anchor", "streaming", "minference", "flexprefill"];
+const METHODS = ["", "dense", "star", "pulsar", "apb", "ring", "ulysses", "chain", "anchor", "streaming", "minference", "flexprefill"];
 const TOKEN = "asterism-token";
 
 const at = (id) => document.getElementById(id);
