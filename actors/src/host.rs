@@ -51,6 +51,8 @@ pub struct HostConfig {
     pub piece_bytes: usize,
     /// What it hands hosts of its process as it lies on its device; none: as suits that.
     pub hands_over: Option<DeviceHandover>,
+    /// How long a step of what it generates may take; none: as suits its device.
+    pub token_interval: Option<Duration>,
     /// What its process counts; none where another host of the process tells it.
     pub tally: Option<Arc<Tally>>,
 }
@@ -65,7 +67,20 @@ impl HostConfig {
             HostRole::Node => (false, false),
         };
         let (name, patience, piece_bytes, tally) = (name.into(), SUPERVISOR_TIMEOUT, PIECE_BYTES, Some(Arc::default()));
-        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
+        let (hands_over, token_interval) = (None, None);
+        Self {
+            name,
+            role,
+            encodes,
+            generates,
+            supervisor,
+            start,
+            patience,
+            piece_bytes,
+            hands_over,
+            token_interval,
+            tally,
+        }
     }
 
     pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {

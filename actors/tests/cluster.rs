@@ -100,7 +100,7 @@ async fn start_on(
             rejoin: Duration::from_secs(1),
         },
         max_running: 2,
-        max_generations: 32,
+        max_generating: 32,
         max_queue: 64,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,

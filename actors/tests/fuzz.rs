@@ -215,6 +215,7 @@ fn host_commands() {
         }),
         HostCommand::Generate(Generate {
             job: 1,
+            tenant: 7,
             context: 1,
             query_ids: (0..9).collect(),
             generated: vec![4, 5],

@@ -165,7 +165,10 @@ impl<B: Backend> HostShell<B> {
         if self.config.generates {
             let actor = myself.clone();
             let post: ReportSink<_> = Arc::new(move |event| drop(actor.cast(HostActorMessage::Query(event))));
-            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), hands_over, post));
+            let interval = self.config.token_interval;
+            let settings =
+                (hands_over, interval.unwrap_or_else(|| query_host::token_interval(model.decoder.backend())));
+            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), settings, post));
         }
     }
 

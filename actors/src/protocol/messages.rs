@@ -309,6 +309,8 @@ pub struct EncodeShards {
 pub struct Generate {
     /// Job.
     pub job: u64,
+    /// Number of the key that asked; jobs of one share its part of each step.
+    pub tenant: u64,
     /// Context.
     pub context: u64,
     /// Query tokens.

@@ -29,8 +29,8 @@ pub struct SupervisorConfig {
     pub liveness: Liveness,
     /// Contexts that are encoded at once, or wait for a query host.
     pub max_running: usize,
-    /// Jobs that one query host generates at once.
-    pub max_generations: usize,
+    /// Jobs that one query host generates at once, and as many again of keys for which nothing else is generated.
+    pub max_generating: usize,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
     /// Bytes that the contexts and questions of all jobs and sessions may take here.

@@ -127,6 +127,7 @@ impl Case {
         });
         Generate {
             job: JOB,
+            tenant: 0,
             context: CONTEXT,
             query_ids: query,
             generated: Vec::new(),

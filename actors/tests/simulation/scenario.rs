@@ -205,7 +205,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
         liveness: Liveness { heartbeat: ms(500), suspect_after: 2, dead_after: ms(2000), rejoin: ms(3000) },
         max_running,
-        max_generations: 32,
+        max_generating: 32,
         max_queue: 16,
         max_queue_bytes: 64 << 20,
         recovery,

@@ -374,6 +374,7 @@ fn command(act: Action) -> Option<HostCommand> {
         }
         Action::Generate => HostCommand::Generate(Generate {
             job,
+            tenant: 0,
             context,
             query_ids: vec![1],
             generated: Vec::new(),

@@ -198,7 +198,7 @@ impl<'a> HostSelection<'a> {
             return Choice::NoEqual { up };
         }
         let generations = |host: usize| self.jobs.count_on(host);
-        let most = self.config.max_generations * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
+        let most = self.config.max_generating * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
         let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < most;
         let ranked = able.iter().filter(takes);
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {

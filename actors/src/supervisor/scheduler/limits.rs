@@ -6,9 +6,5 @@ use std::time::Duration;
 /// where each is the only one of its key.
 pub const CONTEXTS_AT_ONCE: usize = 4;
 
-/// Jobs that one query host generates at once, and as many again of keys for which nothing else is generated: nobody waits until what
-/// another key asked for has ended.
-pub const GENERATIONS_PER_HOST: usize = 32;
-
 /// How long a context or a job waits for a host that can take it, before it fails.
 pub const PLACEMENT_PATIENCE: Duration = Duration::from_secs(60);
