@@ -90,11 +90,9 @@ pub struct StepScheduler {
 /// What a key has waiting.
 struct Line<'a> {
     key: u64,
-    /// In the order of their turns: what is sure of a question, rows that decode, and other questions.
+    /// In the order of their turns: rows that decode and a part of the question that has waited longest, then of other questions.
     parts: Vec<(&'a WaitingJob, usize)>,
     next: usize,
-    /// Seconds that all of it takes.
-    demand: f64,
 }
 
 /// A step as it fills.
@@ -122,9 +120,10 @@ impl StepScheduler {
         self.turn += 1;
         self.note(waiting);
         let budget = self.interval.max(FULL * self.cost.base()) - self.cost.base();
-        let mut lines = self.lines(waiting, budget, room);
-        let left = self.fair(&lines, budget);
-        self.earn(&lines, left);
+        let demands = self.demands(waiting);
+        let left = self.fair(&demands, budget);
+        self.earn(&demands, left);
+        let mut lines = self.lines(waiting, left, room);
         let mut filling = Filling { room, left, chosen: BTreeMap::new() };
         while self.take_next(&mut lines, &mut filling) {}
         self.fill_up(waiting, &mut filling);
@@ -161,42 +160,27 @@ impl StepScheduler {
         if each > 0.0 { ((seconds / each) as usize).clamp(1, one.rows.max(1)) } else { one.rows }
     }
 
-    /// What every key has waiting, each sure of a part of `budget` seconds for the question that has waited longest.
-    fn lines<'a>(&self, waiting: &'a [WaitingJob], budget: f64, room: StepBudget) -> Vec<Line<'a>> {
-        let mut of_keys: BTreeMap<u64, Vec<&WaitingJob>> = BTreeMap::new();
+    /// Seconds that all that every key has waiting takes.
+    fn demands(&self, waiting: &[WaitingJob]) -> BTreeMap<u64, f64> {
+        let mut demands = BTreeMap::new();
         for one in waiting.iter().filter(|one| one.rows > 0) {
-            of_keys.entry(one.tenant).or_default().push(one);
+            *demands.entry(one.tenant).or_default() += self.seconds(one, one.again.unwrap_or(one.rows));
         }
-        let sure = budget / (QUESTIONS * of_keys.len().max(1)) as f64;
-        let line = |(key, mut jobs): (u64, Vec<&'a WaitingJob>)| {
-            jobs.sort_by_key(|one| (self.served[&one.job], one.job));
-            let (questions, decoding): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|one| one.rows > 1);
-            let chunk = |one: &'a WaitingJob| {
-                let fits = room.fits(one.shards) / QUESTIONS;
-                (one, one.again.unwrap_or(self.rows_within(one, sure).min(fits).min(one.rows)).max(1))
-            };
-            let mut questions = questions.into_iter().map(chunk);
-            let first = questions.next();
-            let decoding = decoding.into_iter().map(|one| (one, 1));
-            let parts: Vec<(&WaitingJob, usize)> = first.into_iter().chain(decoding).chain(questions).collect();
-            let demand = parts.iter().map(|(one, rows)| self.seconds(one, one.again.map_or(one.rows, |_| *rows))).sum();
-            Line { key, parts, next: 0, demand }
-        };
-        of_keys.into_iter().map(line).collect()
+        demands
     }
 
     /// Seconds of a step in which each of several keys finds as much as whoever asks for least would take alone.
-    fn fair(&self, lines: &[Line<'_>], budget: f64) -> f64 {
-        let least = lines.iter().map(|line| line.demand).fold(f64::INFINITY, f64::min);
-        match lines.len() {
+    fn fair(&self, demands: &BTreeMap<u64, f64>, budget: f64) -> f64 {
+        let least = demands.values().copied().fold(f64::INFINITY, f64::min);
+        match demands.len() {
             0 | 1 => budget,
             keys => (keys as f64 * (self.cost.base() + least) - self.cost.base()).min(budget),
         }
     }
 
     /// Deals the seconds of a step out: equal parts, of what those leave too that need less.
-    fn earn(&mut self, lines: &[Line<'_>], seconds: f64) {
-        let mut by_demand: Vec<(f64, u64)> = lines.iter().map(|line| (line.demand, line.key)).collect();
+    fn earn(&mut self, demands: &BTreeMap<u64, f64>, seconds: f64) {
+        let mut by_demand: Vec<(f64, u64)> = demands.iter().map(|(key, demand)| (*demand, *key)).collect();
         by_demand.sort_by(|one, other| one.0.total_cmp(&other.0));
         let (mut left, mut keys) = (seconds, by_demand.len());
         for (demand, key) in by_demand {
@@ -206,19 +190,40 @@ impl StepScheduler {
         }
     }
 
-    /// Takes the next part of whoever has saved the most of those whose part fits, or is saved for. Whether there was one.
+    /// What every key has waiting, of `seconds` that there are: the question that has waited longest is sure of a part.
+    fn lines<'a>(&self, waiting: &'a [WaitingJob], seconds: f64, room: StepBudget) -> Vec<Line<'a>> {
+        let mut of_keys: BTreeMap<u64, Vec<&WaitingJob>> = BTreeMap::new();
+        for one in waiting.iter().filter(|one| one.rows > 0) {
+            of_keys.entry(one.tenant).or_default().push(one);
+        }
+        let sure = seconds / (QUESTIONS * of_keys.len().max(1)) as f64;
+        let line = |(key, mut jobs): (u64, Vec<&'a WaitingJob>)| {
+            jobs.sort_by_key(|one| (self.served[&one.job], one.rows == 1, one.job));
+            let oldest = jobs.iter().find(|one| one.rows > 1).map(|one| one.job);
+            let (first, others): (Vec<_>, Vec<_>) =
+                jobs.into_iter().partition(|one| one.rows == 1 || Some(one.job) == oldest);
+            let chunk = |one: &'a WaitingJob| {
+                let fits = room.fits(one.shards) / QUESTIONS;
+                (one, one.again.unwrap_or(self.rows_within(one, sure).min(fits)).max(1))
+            };
+            Line { key, parts: first.into_iter().chain(others).map(chunk).collect(), next: 0 }
+        };
+        of_keys.into_iter().map(line).collect()
+    }
+
+    /// Takes the next part of whoever has saved the most of those whose part fits, or is saved for. A part that takes too long holds
+    /// up its own key alone, which saves for it. Whether there was one.
     fn take_next(&mut self, lines: &mut [Line<'_>], filling: &mut Filling) -> bool {
         let mut first: Option<(f64, usize)> = None;
         for (at, line) in lines.iter_mut().enumerate() {
-            let saved = self.saved[&line.key];
-            let fits = |(one, rows): &(&WaitingJob, usize)| {
-                let seconds = self.seconds(one, *rows);
-                filling.room.fits(one.shards) >= *rows && (seconds <= filling.left || seconds <= saved + ROUNDED)
-            };
-            while line.parts.get(line.next).is_some_and(|part| !fits(part)) {
+            let has_room = |(one, rows): &(&WaitingJob, usize)| filling.room.fits(one.shards) >= *rows;
+            while line.parts.get(line.next).is_some_and(|part| !has_room(part)) {
                 line.next += 1;
             }
-            if line.next < line.parts.len() && first.is_none_or(|(most, _)| saved > most) {
+            let (Some((one, rows)), saved) = (line.parts.get(line.next), self.saved[&line.key]) else { continue };
+            let seconds = self.seconds(one, *rows);
+            let has_time = seconds <= filling.left || seconds <= saved + ROUNDED;
+            if has_time && first.is_none_or(|(most, _)| saved > most) {
                 first = Some((saved, at));
             }
         }
@@ -251,16 +256,18 @@ impl StepScheduler {
         }
     }
 
-    /// A key that got all it has waiting saves nothing and owes nothing; another saves no more than what it waits for takes.
+    /// A key that got all it has waiting saves nothing, and owes nothing where all did; another saves no more than what it waits for
+    /// takes.
     fn settle(&mut self, lines: &[Line<'_>], chosen: &BTreeMap<u64, usize>) {
+        let lacks = |(one, _): &&(&WaitingJob, usize)| {
+            chosen.get(&one.job).is_none_or(|rows| *rows < one.again.unwrap_or(one.rows))
+        };
+        let all = !lines.iter().flat_map(|line| &line.parts).any(|part| lacks(&part));
         for line in lines {
-            let lacks = |(one, _): &&(&WaitingJob, usize)| {
-                chosen.get(&one.job).is_none_or(|rows| *rows < one.again.unwrap_or(one.rows))
-            };
             let lacking = line.parts.iter().filter(lacks).map(|(one, rows)| self.seconds(one, *rows));
             let most = lacking.fold(0.0, f64::max);
             if let Some(saved) = self.saved.get_mut(&line.key) {
-                *saved = if most > 0.0 { saved.clamp(-self.interval, most) } else { 0.0 };
+                *saved = if all { 0.0 } else { saved.clamp(-self.interval, most) };
             }
         }
     }
@@ -370,6 +377,29 @@ mod tests {
             others.iter().min() > Some(&5)
                 && others.iter().max() <= others.iter().min().map(|least| least + 2).as_ref()
         );
+    }
+
+    #[test]
+    fn who_does_not_fit_into_a_frame_comes_next() {
+        let jobs: Vec<WaitingJob> = (0..40).map(|job| waiting(job, 1 + job as usize % 3 * 90, 30)).collect();
+        let (mut scheduler, mut served) = (taught(), [0; 40]);
+        for _ in 0..60 {
+            scheduler.choose(&jobs, ROOM).into_iter().for_each(|(job, rows)| served[job as usize] += rows);
+        }
+        assert!(served.iter().all(|rows| *rows > 0), "{served:?}");
+    }
+
+    #[test]
+    fn many_keys_with_little_each_fill_their_steps() {
+        let (jobs, mut scheduler) = (decoding(&(0..100).map(|key| (key, 2000)).collect::<Vec<_>>()), taught());
+        let mut served = [0; 100];
+        for _ in 0..100 {
+            let chosen = scheduler.choose(&jobs, ALL);
+            let takes = took(size(&jobs, &chosen));
+            assert!((0.8 * 0.05..1.1 * 0.05).contains(&takes), "{chosen:?} take {takes}");
+            chosen.iter().for_each(|(job, _)| served[*job as usize] += 1);
+        }
+        assert!(served.iter().max() <= served.iter().min().map(|least| least + 2).as_ref(), "{served:?}");
     }
 
     proptest! {
