@@ -162,6 +162,7 @@ fn host_messages() {
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
         HostMessage::NotEncoded {
             context: 1,
+            tenant: 7,
             attempt: 2,
             peer_lost: true,
             code: "stalled".into(),

@@ -56,6 +56,7 @@ fn config(hosts: usize) -> SupervisorConfig {
         method: MethodConfig::default(),
         liveness: Liveness { heartbeat: second, suspect_after: 2, dead_after: 4 * second, rejoin: 9 * second },
         max_running: 4,
+        encode_ahead: Duration::ZERO,
         max_generating: 32,
         max_queue: 16,
         max_queue_bytes: 1 << 30,

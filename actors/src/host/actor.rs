@@ -159,15 +159,14 @@ impl<B: Backend> HostShell<B> {
                 self.transports.data.clone(),
                 &model,
                 (self.config.piece_bytes, hands_over),
+                self.config.batching,
                 post,
             ));
         }
         if self.config.generates {
             let actor = myself.clone();
             let post: ReportSink<_> = Arc::new(move |event| drop(actor.cast(HostActorMessage::Query(event))));
-            let interval = self.config.token_interval;
-            let settings =
-                (hands_over, interval.unwrap_or_else(|| query_host::token_interval(model.decoder.backend())));
+            let settings = (hands_over, self.config.batching.interval(model.decoder.backend()));
             self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), settings, post));
         }
     }

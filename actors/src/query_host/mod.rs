@@ -12,6 +12,5 @@ mod state;
 mod step_cost;
 
 pub use partials::{gather, route};
-pub(crate) use schedule::token_interval;
 pub(crate) use side::QuerySide;
 pub use state::{GenerationEnd, QueryHostCommand, QueryHostEvent, QueryHostState};

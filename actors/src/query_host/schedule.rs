@@ -8,8 +8,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use asterism_kernels::Backend;
-
 use crate::query_host::step_cost::{StepCost, StepSize};
 
 /// A step takes at least so many times what one with nothing in it takes: rows together share the reading of weights.
@@ -18,16 +16,6 @@ const FULL: f64 = 4.0;
 const QUESTIONS: usize = 4;
 /// Seconds that sums may be off by.
 const ROUNDED: f64 = 1e-9;
-
-/// How long a step may take where the cluster file does not say: on CPUs, where rows cost the most of it, and on devices that work
-/// off a queue.
-const STEP_OF_CPU: Duration = Duration::from_millis(25);
-const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
-
-/// How long a step may take on a device.
-pub fn token_interval<B: Backend>(backend: &B) -> Duration {
-    if backend.queues() { STEP_OF_QUEUE } else { STEP_OF_CPU }
-}
 
 /// A job that waits for its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -77,6 +77,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
             rejoin: seconds(5.0),
         },
         max_running: 1,
+        encode_ahead: Duration::ZERO,
         max_generating: 32,
         max_queue: 3,
         max_queue_bytes: 64 << 20,
