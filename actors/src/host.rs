@@ -51,6 +51,8 @@ pub struct HostConfig {
     pub piece_bytes: usize,
     /// What it hands hosts of its process as it lies on its device; none: as suits that.
     pub hands_over: Option<DeviceHandover>,
+    /// What goes together through the layers.
+    pub batching: Batching,
     /// What its process counts; none where another host of the process tells it.
     pub tally: Option<Arc<Tally>>,
 }
@@ -65,7 +67,8 @@ impl HostConfig {
             HostRole::Node => (false, false),
         };
         let (name, patience, piece_bytes, tally) = (name.into(), SUPERVISOR_TIMEOUT, PIECE_BYTES, Some(Arc::default()));
-        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
+        let (hands_over, batching) = (None, Batching::default());
+        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over, batching, tally }
     }
 
     pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {
@@ -79,6 +82,33 @@ impl HostConfig {
         }
     }
 }
+
+/// What goes together through the layers of a host; what is not said is as suits its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batching {
+    /// How long a step of what it generates may take.
+    pub token_interval: Option<Duration>,
+    /// Rows of short contexts that are encoded together, at most; 0: each alone.
+    pub pack_rows: Option<usize>,
+}
+
+impl Batching {
+    /// How long a step may take on a device.
+    pub(crate) fn interval<B: Backend>(self, backend: &B) -> Duration {
+        self.token_interval.unwrap_or(if backend.queues() { STEP_OF_QUEUE } else { STEP_OF_CPU })
+    }
+
+    /// Rows that are encoded together on a device, which may like fewer at once.
+    pub(crate) fn rows<B: Backend>(self, backend: &B) -> usize {
+        self.pack_rows.unwrap_or(backend.linear_rows().min(MOST_PACKED_ROWS))
+    }
+}
+
+/// How long a step takes on CPUs, where rows cost the most of it, and on devices that work off a queue.
+const STEP_OF_CPU: Duration = Duration::from_millis(25);
+const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
+/// More rows together would make a work that is not short.
+const MOST_PACKED_ROWS: usize = 2048;
 
 /// Which tensors go to a host of the same process as they lie on their device, where the link can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -162,6 +162,7 @@ fn host_messages() {
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
         HostMessage::NotEncoded {
             context: 1,
+            tenant: 7,
             attempt: 2,
             peer_lost: true,
             code: "stalled".into(),
@@ -216,6 +217,7 @@ fn host_commands() {
         }),
         HostCommand::Generate(Generate {
             job: 1,
+            tenant: 7,
             context: 1,
             query_ids: (0..9).collect(),
             generated: vec![4, 5],

@@ -36,6 +36,9 @@ use size::Bytes;
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;
+/// Jobs whose rows a step can be chosen from without that taking longer than the step.
+const MOST_GENERATING: usize = 4096;
+const MOST_INTERVAL_MS: u64 = 10_000;
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
@@ -73,6 +76,8 @@ pub struct Cluster {
     pub self_test: bool,
     /// What pinned contexts may take.
     pub sessions: SessionLimits,
+    /// What generates at once.
+    pub serving: ServingLimits,
     /// What may wait.
     pub queue: QueueLimits,
     /// What is logged, and how.
@@ -83,6 +88,15 @@ pub struct Cluster {
     pub otlp_endpoint: Option<String>,
     /// Hosts in the order of the file.
     pub hosts: Vec<Host>,
+}
+
+/// What generates at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServingLimits {
+    /// Jobs of one query host.
+    pub max_generating: usize,
+    /// How long a step may take; none: as suits the device.
+    pub token_interval: Option<Duration>,
 }
 
 /// What may wait.
@@ -133,6 +147,7 @@ impl Cluster {
             max_restarts: file.supervisor.max_restarts,
             self_test: file.supervisor.self_test,
             sessions: sessions(file)?,
+            serving: serving(file)?,
             queue: queue(file)?,
             log: observability::log(file),
             data: Data::resolve(&file.transport)?,
@@ -252,6 +267,19 @@ fn sessions(file: &ClusterFile) -> Result<SessionLimits, ClusterError> {
     })
 }
 
+fn serving(file: &ClusterFile) -> Result<ServingLimits, ClusterError> {
+    let refused =
+        |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
+    let (jobs, interval) = (file.serving.max_generating, file.serving.token_interval_ms);
+    if !(1..=MOST_GENERATING).contains(&jobs) {
+        return Err(refused("serving.max_generating", jobs as u64, "1 to 4096 jobs"));
+    }
+    if let Some(got) = interval.filter(|got| !(1..=MOST_INTERVAL_MS).contains(got)) {
+        return Err(refused("serving.token_interval_ms", got, "1 to 10000 milliseconds"));
+    }
+    Ok(ServingLimits { max_generating: jobs, token_interval: interval.map(Duration::from_millis) })
+}
+
 fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {
     let refused =
         |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
@@ -290,7 +318,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 34] = [
+        let edits: [(&str, &str); 36] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -303,6 +331,8 @@ mod tests {
             ("name = \"context-1\"", "name = \"context-1\"\nlabels = { rack = \"a b\" }"),
             ("[api]", "[supervisor]\nrecovery = \"spare\"\n[api]"),
             ("[api]", "[sessions]\ndefault_ttl_s = 0\n[api]"),
+            ("[api]", "[serving]\nmax_generating = 0\n[api]"),
+            ("[api]", "[serving]\ntoken_interval_ms = 0\n[api]"),
             ("[[node]]", "[[node]]\nname = \"other\"\naddress = \"10.0.0.1\"\n[[node]]"),
             ("mode = \"mtls\"", "ca = \"ca.pem\""),
             ("[attention.auto]", "[attention.star]\nblock_tokens = 4"),

@@ -286,6 +286,8 @@ pub enum HostCommand {
 pub struct EncodeShards {
     /// Context.
     pub context: u64,
+    /// Number of the key that asked: what others asked for does not keep its contexts waiting.
+    pub tenant: u64,
     /// Larger each time that the context's shards are dealt anew.
     pub attempt: u32,
     /// The shards, ascending by block.
@@ -309,6 +311,8 @@ pub struct EncodeShards {
 pub struct Generate {
     /// Job.
     pub job: u64,
+    /// Number of the key that asked; jobs of one share its part of each step.
+    pub tenant: u64,
     /// Context.
     pub context: u64,
     /// Query tokens.

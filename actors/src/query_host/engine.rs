@@ -1,10 +1,11 @@
 //! The thread that generates: step after step for all jobs together, which join and leave between steps. What goes into a step
-//! `schedule` decides; who answers for a context, `contexts`.
+//! `schedule` decides, by what steps took; who answers for a context, `contexts`.
 
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use asterism_kernels::{Backend, KernelError, Rank};
@@ -19,9 +20,10 @@ use crate::{
         generation::{Chosen, End, Generation},
         partials::contexts::JobContexts,
         refresh::{RefreshWorker, words},
-        schedule::{self, StepBudget, WaitingJob},
+        schedule::{StepBudget, StepScheduler, WaitingJob},
         spans::GenerationSpans,
         state::{GenerationEnd, QueryHostEvent},
+        step_cost::StepSize,
     },
 };
 
@@ -37,8 +39,7 @@ pub struct Engine<B: Backend> {
     refresher: Option<RefreshWorker<B>>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
-    /// Steps taken.
-    turn: u64,
+    scheduler: StepScheduler,
     /// Steps in a row for which the device had no room.
     crowded: usize,
     post: ReportSink<QueryHostEvent>,
@@ -48,14 +49,16 @@ pub struct Engine<B: Backend> {
 type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
 
 impl<B: Backend> Engine<B> {
-    /// Generates nothing yet; what happens goes to `post`.
+    /// Generates nothing yet, later in steps of about `interval`; what happens goes to `post`.
     pub fn new(
         model: Arc<LoadedModel<B>>,
         contexts: JobContexts<B>,
         arrivals: mpsc::UnboundedSender<Arrival>,
+        interval: Duration,
         post: ReportSink<QueryHostEvent>,
     ) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, crowded: 0, post }
+        let (generations, scheduler) = (BTreeMap::new(), StepScheduler::new(interval));
+        Self { model, contexts, generations, refresher: None, arrivals, scheduler, crowded: 0, post }
     }
 
     /// Generates until it is told to close.
@@ -66,9 +69,9 @@ impl<B: Backend> Engine<B> {
                     return;
                 }
             }
-            let chosen = self.choose();
+            let (chosen, size) = self.choose();
             if !chosen.is_empty() {
-                self.step(chosen);
+                self.step(chosen, size);
             } else if let Some(arrival) = self.contexts.wait()
                 && !self.on_arrival(arrival)
             {
@@ -109,23 +112,30 @@ impl<B: Backend> Engine<B> {
         true
     }
 
-    fn choose(&self) -> Vec<(u64, usize)> {
+    /// The rows of the next step by job, and their size.
+    fn choose(&mut self) -> (Vec<(u64, usize)>, StepSize) {
         let ready =
             |(job, generation): &(&u64, &Generation<B>)| generation.is_ready() && !self.contexts.is_stuck(**job);
         let ready = self.generations.iter().filter(ready);
-        let waiting = ready.map(|(&job, generation)| {
-            let (rows, again) = generation.waiting();
-            WaitingJob { job, rows, again, shards: self.contexts.most_shards(job) }
+        let waiting = ready.map(|(&job, generation)| WaitingJob {
+            job,
+            shards: self.contexts.most_shards(job),
+            ..generation.waiting()
         });
+        let waiting: Vec<WaitingJob> = waiting.collect();
         let row_bytes = 4 * self.model.decoder.config().heads.packed_row();
         let room = StepBudget { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
-        schedule::choose(&waiting.collect::<Vec<_>>(), self.turn, room)
+        let chosen = self.scheduler.choose(&waiting, room);
+        let size_of = |one: &WaitingJob| {
+            let rows = chosen.binary_search_by_key(&one.job, |(job, _)| *job).ok().map(|at| chosen[at].1);
+            one.size(rows.unwrap_or(0))
+        };
+        let size = waiting.iter().map(size_of).fold(StepSize::default(), StepSize::and);
+        (chosen, size)
     }
 
-    fn step(&mut self, mut chosen: Vec<(u64, usize)>) {
+    fn step(&mut self, chosen: Vec<(u64, usize)>, size: StepSize) {
         let began = Instant::now();
-        self.turn += 1;
-        chosen.sort_unstable();
         let ends = catch_unwind(AssertUnwindSafe(|| self.compute(&chosen)));
         let failed = |code: &str, message: String| {
             let (code, message) = (code.to_owned(), message);
@@ -149,6 +159,9 @@ impl<B: Backend> Engine<B> {
             }
         };
         let took = began.elapsed();
+        if ends.iter().all(Result::is_ok) {
+            self.scheduler.took(size, took);
+        }
         for ((job, rows), end) in chosen.into_iter().zip(ends) {
             let Some(generation) = self.generations.get_mut(&job) else { continue };
             generation.stepped(end.is_ok().then_some(rows), took);

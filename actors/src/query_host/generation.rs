@@ -9,7 +9,7 @@ use crate::{
     api::TokenLogprobs,
     host::LoadedModel,
     messages::{AnswerToken, Generate},
-    query_host::{refresh::PendingRefresh, spans::GenerationSpans},
+    query_host::{refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
 };
 
 /// A generation on its way.
@@ -24,6 +24,8 @@ pub struct Generation<B: Backend> {
     generator: Generator<B>,
     sampler: Sampler,
     text: TextStream,
+    /// Keys of its context, which each row reads.
+    keys: u64,
     /// The question, or the token chosen last.
     ids: Vec<u32>,
     /// How many of them went through.
@@ -69,6 +71,7 @@ impl<B: Backend> Generation<B> {
             sampler: Sampler::new(Sampling { temperature, top_p, seed }),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             ids: order.query_ids.clone(),
+            keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
             through: 0,
             again: None,
             tokens: 0,
@@ -93,9 +96,10 @@ impl<B: Backend> Generation<B> {
         self.awaited.is_none()
     }
 
-    /// Rows that it has to go through, and those of a step that it has to take again.
-    pub fn waiting(&self) -> (usize, Option<usize>) {
-        (self.ids.len() - self.through, self.again)
+    /// What it has to go through, but for how its shards are spread over hosts.
+    pub fn waiting(&self) -> WaitingJob {
+        let (rows, &Generate { job, tenant, .. }) = (self.ids.len() - self.through, &self.order);
+        WaitingJob { job, tenant, rows, again: self.again, shards: 0, keys: self.keys }
     }
 
     /// Whether a token comes of a step of so many rows.

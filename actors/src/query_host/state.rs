@@ -229,6 +229,7 @@ mod tests {
     fn generate(job: u64, generated: &[u32]) -> Generate {
         Generate {
             job,
+            tenant: 0,
             context: 9,
             query_ids: vec![7],
             generated: generated.to_vec(),

@@ -29,8 +29,10 @@ pub struct SupervisorConfig {
     pub liveness: Liveness,
     /// Contexts that are encoded at once, or wait for a query host.
     pub max_running: usize,
-    /// Jobs that one query host generates at once.
-    pub max_generations: usize,
+    /// Beyond these, more begin as long as all that is encoded takes no longer than this, about.
+    pub encode_ahead: Duration,
+    /// Jobs that one query host generates at once, and as many again of keys for which nothing else is generated.
+    pub max_generating: usize,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
     /// Bytes that the contexts and questions of all jobs and sessions may take here.

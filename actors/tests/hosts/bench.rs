@@ -105,6 +105,7 @@ impl Case {
     fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
         HostCommand::Encode(EncodeShards {
             context: CONTEXT,
+            tenant: 0,
             attempt,
             shards: blocks.iter().map(|block| self.plan.shards[*block].clone()).collect(),
             blocks: self.plan.shards.len() as u32,
@@ -127,6 +128,7 @@ impl Case {
         });
         Generate {
             job: JOB,
+            tenant: 0,
             context: CONTEXT,
             query_ids: query,
             generated: Vec::new(),

@@ -324,6 +324,7 @@ impl Cluster {
             encodes,
             generates,
             hands_over,
+            batching: self.scenario.batching,
             ..HostConfig::new(&spec.name, role, supervisor_address(), start)
         };
         let loader = Box::new(move || {

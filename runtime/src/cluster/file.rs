@@ -54,6 +54,9 @@ pub struct ClusterFile {
     /// `[sessions]`
     #[serde(default)]
     pub sessions: SessionsSection,
+    /// `[serving]`
+    #[serde(default)]
+    pub serving: ServingSection,
     /// `[api]`
     #[serde(default)]
     pub api: ApiSection,
@@ -242,6 +245,17 @@ pub struct SessionsSection {
     pub max_pinned_bytes: Option<Bytes>,
 }
 
+/// `[serving]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServingSection {
+    /// Jobs that one query host generates at once, where its memory holds them.
+    pub max_generating: usize,
+    /// Milliseconds that a step of a query host may take, and with it the time between two tokens. Absent: 25 on CPUs, 50 on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_interval_ms: Option<u64>,
+}
+
 /// `[api]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -305,6 +319,7 @@ impl Default for ClusterFile {
             security: SecuritySection::default(),
             supervisor: SupervisorSection::default(),
             sessions: SessionsSection::default(),
+            serving: ServingSection::default(),
             api: ApiSection::default(),
             observability: ObservabilitySection::default(),
             nodes: Vec::new(),
@@ -355,6 +370,12 @@ impl Default for SupervisorSection {
 impl Default for SessionsSection {
     fn default() -> Self {
         Self { default_ttl_s: 3600, max_pinned_bytes: None }
+    }
+}
+
+impl Default for ServingSection {
+    fn default() -> Self {
+        Self { max_generating: 256, token_interval_ms: None }
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use asterism_actors::{
-    HostConfig, HostError, Transports,
+    Batching, HostConfig, HostError, Transports,
     api::Role,
     messages::{Condition, HostRole},
     metric::{self},
@@ -121,7 +121,8 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         method: cluster.method.clone(),
         liveness: cluster.liveness,
         max_running: scheduling::CONTEXTS_AT_ONCE,
-        max_generations: scheduling::GENERATIONS_PER_HOST,
+        encode_ahead: scheduling::ENCODED_AHEAD,
+        max_generating: cluster.serving.max_generating,
         max_queue: cluster.queue.jobs,
         max_queue_bytes: cluster.queue.bytes,
         recovery: match cluster.recovery {
@@ -186,7 +187,8 @@ fn host_config(
         cluster_file::Role::Query => HostRole::Query,
         cluster_file::Role::Spare => HostRole::Spare,
     };
-    let mut config = HostConfig { tally, ..HostConfig::new(&host.name, role, supervisor, start) };
+    let batching = Batching { token_interval: cluster.serving.token_interval, pack_rows: None };
+    let mut config = HostConfig { tally, batching, ..HostConfig::new(&host.name, role, supervisor, start) };
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }

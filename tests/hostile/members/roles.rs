@@ -370,10 +370,22 @@ fn command(act: Action) -> Option<HostCommand> {
         Action::Encode => {
             let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
             let (attempt, blocks, room, trace) = (1, 1, None, None);
-            HostCommand::Encode(EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket, room, trace })
+            HostCommand::Encode(EncodeShards {
+                context,
+                tenant: 0,
+                attempt,
+                shards,
+                blocks,
+                exchange,
+                peers,
+                ticket,
+                room,
+                trace,
+            })
         }
         Action::Generate => HostCommand::Generate(Generate {
             job,
+            tenant: 0,
             context,
             query_ids: vec![1],
             generated: Vec::new(),

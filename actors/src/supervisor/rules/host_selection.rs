@@ -12,6 +12,7 @@ use crate::{
             context::Context,
             contexts::{Contexts, Load},
             hosts::Hosts,
+            job::Job,
             jobs::Jobs,
             prepared::PreparedContext,
             shard_homes::RecentEncoders,
@@ -198,8 +199,10 @@ impl<'a> HostSelection<'a> {
             return Choice::NoEqual { up };
         }
         let generations = |host: usize| self.jobs.count_on(host);
-        let most = self.config.max_generations * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
-        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < most;
+        let most = self.config.max_generating * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
+        let takes = |(_, host): &&(u8, usize)| {
+            (!up || is_equal(*host)) && generations(*host) < most && self.holds_generation(*host, job)
+        };
         let ranked = able.iter().filter(takes);
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),
@@ -207,6 +210,17 @@ impl<'a> HostSelection<'a> {
             None if named.is_some() => Choice::NotNow,
             None => Choice::Nobody,
         }
+    }
+
+    /// Whether a host's memory has room for what a job keeps there beside what others do. One alone is always tried.
+    fn holds_generation(&self, host: usize, job: &Job) -> bool {
+        let spec = &self.hosts.at(host).spec;
+        let (others, own) = (self.jobs.tokens_on(host), job.own_tokens());
+        let Some(limit) = spec.memory_limit.filter(|_| others > 0) else { return true };
+        let each = self.contexts.get(job.context).map_or(0, |context| context.prepared.kv_bytes_per_token);
+        let kept = others.saturating_add(own).saturating_mul(each);
+        let held = spec.weight_bytes.saturating_add(self.contexts.load(host).kv_bytes);
+        held.saturating_add(kept) <= limit
     }
 
     /// Why nobody goes on with a job, where only hosts of other numerics could.

@@ -8,7 +8,7 @@ use crate::{
     messages::{ContextIds, EncodeShards, Generate, HostCommand},
     supervisor::{
         command::SupervisorCommand,
-        tables::{context::ContextOwner, contexts::Contexts, hosts::Hosts, jobs::Jobs},
+        tables::{context::ContextOwner, contexts::Contexts, hosts::Hosts, jobs::Jobs, prepared::tenant_number},
     },
     trace::TraceContext,
 };
@@ -73,6 +73,7 @@ impl Orders<'_> {
         };
         let generate = Generate {
             job: number,
+            tenant: tenant_number(&job.key),
             context: context.number,
             query_ids: job.question.query_ids.clone(),
             generated: job.progress.tokens.clone(),

@@ -365,6 +365,11 @@ impl Job {
         self.open.first().map(|(_, declared)| *declared)
     }
 
+    /// Tokens that who generates its answer keeps for it, at most: its question and its answer.
+    pub fn own_tokens(&self) -> u64 {
+        (self.question.query_ids.len() as u64).saturating_add(self.question.choice.max_tokens.into()).max(1)
+    }
+
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
     pub fn bytes(&self) -> u64 {
         let labels = self.facts.labels.iter().map(|(key, value)| key.len() + value.len());

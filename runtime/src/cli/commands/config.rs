@@ -46,6 +46,8 @@ const OPTIONAL: &str = "\
 # join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
+# [serving]
+# token_interval_ms = 25              # longest step of a query host, with which tokens follow each other; 25 on CPUs, 50 on GPUs
 # [api]
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
@@ -255,6 +257,7 @@ mod tests {
         let file = crate::cluster::file::parse(&format!("version = 1\n{}", lines.collect::<String>()), []).unwrap();
         assert_eq!(file.hosts[0].memory_limit, Some(crate::cluster::size::Bytes(16 << 30)));
         assert_eq!(file.hosts[0].labels["rack"], "a");
-        assert!(file.sessions.max_pinned_bytes.is_some() && file.security.token_file.is_some());
+        assert!(file.sessions.max_pinned_bytes.is_some() && file.serving.token_interval_ms == Some(25));
+        assert!(file.security.token_file.is_some());
     }
 }
