@@ -8,12 +8,13 @@ use std::{
 };
 
 use asterism_kernels::{Backend, KernelError, Rank};
-use asterism_models::{ModelError, StepError, StepPart, step};
+use asterism_models::{Decoder, ModelError, StepError, StepPart, step};
 use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
+    messages::AnswerToken,
     query_host::{
         arrival::Arrival,
         generation::{Chosen, End, Generation},
@@ -44,8 +45,19 @@ pub struct Engine<B: Backend> {
     post: ReportSink<QueryHostEvent>,
 }
 
-/// Logits of a part's last row, if a token comes of it.
-type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
+/// Rows whose logits are looked at together, where those of a question are.
+const SCORED_ROWS: usize = 64;
+
+/// What the rows of a part come to.
+struct PartLogits {
+    /// Tokens of its question with the logits that they were expected by.
+    scored: Vec<AnswerToken>,
+    /// Logits of its last row, if a token comes of it.
+    last: Option<Vec<f32>>,
+}
+
+/// What a part comes to.
+type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
 
 impl<B: Backend> Engine<B> {
     /// Generates nothing yet; what happens goes to `post`.
@@ -153,12 +165,14 @@ impl<B: Backend> Engine<B> {
             let Some(generation) = self.generations.get_mut(&job) else { continue };
             generation.stepped(end.is_ok().then_some(rows), took);
             let chosen = match end {
-                Ok(None) | Err(StepError::Later) => continue,
-                Ok(Some(Ok(logits))) => {
+                Err(StepError::Later) => continue,
+                Ok(Ok(PartLogits { scored, last })) => {
+                    scored.into_iter().for_each(|token| (self.post)(QueryHostEvent::Token { job, token }));
+                    let Some(logits) = last else { continue };
                     self.contexts.stepped(job, generation.took());
                     generation.choose(&logits)
                 }
-                Ok(Some(Err(error))) | Err(StepError::Failed(error)) => Err(error),
+                Ok(Err(error)) | Err(StepError::Failed(error)) => Err(error),
             };
             match chosen {
                 Ok(chosen) => self.chosen(job, chosen),
@@ -203,13 +217,37 @@ impl<B: Backend> Engine<B> {
             ends => ends?,
         };
         self.crowded = 0;
+        self.logits(chosen, ends, &tokens)
+    }
+
+    /// What the rows of each part come to, of which `tokens` says whether a token comes of the last.
+    fn logits(
+        &mut self,
+        chosen: &[(u64, usize)],
+        ends: Vec<Result<B::Tensor, StepError>>,
+        tokens: &[bool],
+    ) -> Result<Vec<PartEnd>, ModelError> {
+        let Self { model, generations, .. } = self;
+        let decoder = &model.decoder;
         let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
         let last: Vec<&B::Tensor> =
-            ends.iter().zip(&tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
+            ends.iter().zip(tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
         let mut logits = if last.is_empty() { Vec::new() } else { decoder.last_logits(&last)? }.into_iter();
-        let end =
-            |(end, token): (Result<B::Tensor, StepError>, bool)| end.map(|_| token.then(|| logits.next()).flatten());
-        Ok(ends.into_iter().zip(tokens).map(end).collect())
+        let mut all = Vec::with_capacity(ends.len());
+        for (((job, rows), end), token) in chosen.iter().zip(ends).zip(tokens) {
+            let x = match end {
+                Ok(x) => x,
+                Err(error) => {
+                    all.push(Err(error));
+                    continue;
+                }
+            };
+            let last = token.then(|| logits.next()).flatten().transpose();
+            let generation = generations.get_mut(job);
+            let scored = generation.map_or(Ok(Vec::new()), |generation| scored(decoder, generation, (&x, *rows)));
+            all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));
+        }
+        Ok(all)
     }
 
     fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {
@@ -227,4 +265,22 @@ impl<B: Backend> Engine<B> {
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }
     }
+}
+
+/// The tokens of a question that the rows `x (t, e)` of a part tell the probabilities of.
+fn scored<B: Backend>(
+    decoder: &Decoder<B>,
+    generation: &mut Generation<B>,
+    (x, rows): (&B::Tensor, usize),
+) -> Result<Vec<AnswerToken>, ModelError> {
+    let (first, ids) = generation.scored(rows);
+    let (ids, mut tokens) = (ids.to_vec(), Vec::with_capacity(ids.len()));
+    for (part, ids) in ids.chunks(SCORED_ROWS).enumerate() {
+        let start = first + part * SCORED_ROWS;
+        let rows = decoder.backend().narrow(x, 0, start, start + ids.len())?;
+        let logits = decoder.all_logits(&rows)?;
+        let each = ids.iter().copied().zip(logits.chunks_exact(decoder.config().vocab));
+        tokens.extend(each.map(|of| generation.score(of)));
+    }
+    Ok(tokens)
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
+use asterism_models::{ContextKeys, Generator, ModelError, Sampler, StepPart, TextStream};
 
 use crate::{
     api::TokenLogprobs,
@@ -62,13 +62,14 @@ impl<B: Backend> Generation<B> {
         awaited: Option<PendingRefresh<B>>,
     ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
-        let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
+        let scored = order.choice.scored.as_deref().unwrap_or_default();
+        let ids = [&order.query_ids[..], scored].concat();
         Self {
             awaited,
-            generator: Generator::new(keys, order.query_start).asked(order.query_ids.len()),
-            sampler: Sampler::new(Sampling { temperature, top_p, seed }),
+            generator: Generator::new(keys, order.query_start).asked(ids.len()),
+            sampler: Sampler::asked(order.choice.sampling(), &ids, &model.decoder.config().eos),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
-            ids: order.query_ids.clone(),
+            ids,
             through: 0,
             again: None,
             tokens: 0,
@@ -109,6 +110,23 @@ impl<B: Backend> Generation<B> {
         StepPart { generator: &mut self.generator, ids: &self.ids[self.through..self.through + rows] }
     }
 
+    /// Which of its next rows tell how likely a token of the question was, and these tokens.
+    pub fn scored(&self, rows: usize) -> (usize, &[u32]) {
+        if self.tokens >= self.order.choice.scored_tokens() {
+            return (0, &[]);
+        }
+        let first = self.through.max(self.order.query_ids.len() - 1);
+        let end = (self.through + rows).min(self.ids.len() - 1);
+        if first >= end { (0, &[]) } else { (first - self.through, &self.ids[first + 1..end + 1]) }
+    }
+
+    /// The logarithms of probabilities of a token of the question, whose row went through.
+    pub fn score(&mut self, (id, logits): (u32, &[f32])) -> AnswerToken {
+        self.tokens += 1;
+        let most = self.order.choice.logprobs.unwrap_or(0);
+        (id, String::new(), Some(Box::new(TokenLogprobs::of(logits, id, most))))
+    }
+
     /// A step took so long; its rows went through, unless it has to be taken again.
     pub fn stepped(&mut self, rows: Option<usize>, took: Duration) {
         self.took += took;
@@ -126,12 +144,17 @@ impl<B: Backend> Generation<B> {
     /// Chooses the next token from the logits of the last row.
     pub fn choose(&mut self, logits: &[f32]) -> Result<Chosen, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
+        if self.tokens >= self.order.choice.max_tokens as usize {
+            // The prompt's tokens were all that was asked for.
+            return Ok(Chosen { token: None, end: Some(End { stopped: false, text: self.text.finish()? }) });
+        }
         let (drawn, choice) = (self.sampler.next(logits), &self.order.choice);
         let given = self.order.generated.get(self.tokens).copied();
         if given.is_none() && !choice.ignore_eos && self.model.decoder.config().eos.contains(&drawn) {
             return Ok(Chosen { token: None, end: Some(End { stopped: true, text: self.text.finish()? }) });
         }
         let id = given.unwrap_or(drawn);
+        self.sampler.accept(id);
         let piece = self.text.push(id)?;
         self.tokens += 1;
         (self.ids, self.through) = (vec![id], 0);

@@ -10,10 +10,10 @@ pub(crate) mod shared;
 #[cfg(test)]
 mod generated;
 mod keys;
-mod models;
 mod refusal;
 pub mod requests;
 mod responses;
+mod serving;
 mod store;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -40,11 +40,12 @@ use crate::{
 use answers::{connection, running};
 use batching::{batch_run, batches, files};
 pub use keys::ApiKeys;
+use serving::{models, status, tokens};
 pub use shared::ApiState;
 pub(crate) use shared::Checked;
 pub use store::Store;
 
-/// Every method and path; all of them want a key where there are keys.
+/// Every method and path; all of them but two want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
@@ -63,7 +64,14 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/{id}"),
     ("POST", "/v1/batches/{id}/cancel"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/health"),
+    ("GET", "/version"),
 ];
+
+/// Those for whom a key is not needed: what balances load has none.
+const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
 
 /// Most connections at a time, two files each.
 const API_CONNECTIONS: usize = 8192;
@@ -95,6 +103,8 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
 
 fn routes(app: &mut web::ServiceConfig) {
     app.service(models::list).service(models::show).service(models::show_of);
+    app.service(status::health).service(status::version);
+    app.service(tokens::tokenize).service(tokens::detokenize);
     app.service(chat::complete).service(completions::complete);
     app.service(responses::create).service(responses::show).service(responses::cancel);
     app.service(files::create)
@@ -114,9 +124,10 @@ pub fn origins(open: bool, origins: Origins) -> OriginRules {
 /// Refuses a request of who may not make it, and one too many of who may.
 fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     state.origins.check(request)?;
-    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
-    request::check_cluster(request.headers(), &state.cluster)?;
     let pattern = request.match_pattern().unwrap_or_default();
+    let keys = state.keys.as_ref().filter(|_| !FOR_EVERYBODY.contains(&pattern.as_str()));
+    let borne = keys.map(|keys| keys.admit(request.headers())).transpose()?;
+    request::check_cluster(request.headers(), &state.cluster)?;
     if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
         let methods = ENDPOINTS.iter().filter(|(_, path)| *path == pattern).map(|(method, _)| *method);
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));

@@ -5,5 +5,6 @@ pub(crate) mod completion_events;
 pub(crate) mod connection;
 pub(crate) mod response;
 pub(crate) mod running;
+pub(crate) mod several;
 pub(crate) mod stream;
 pub(crate) mod wire;

@@ -6,18 +6,19 @@ use actix_web::{
     HttpRequest, HttpResponse, post,
     web::{Data, block},
 };
-use asterism_actors::api::{JobRequest, bounds};
+use asterism_actors::api::{JobRequest, Prompt, bounds};
 use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker};
 
 use super::{
     ApiState, Checked,
-    answers::{answer, wire::RequestKind},
+    answers::{answer, several, wire::RequestKind},
     refusal,
     requests::{
-        ask::ParsedRequest,
+        ask::{self, ParsedRequest},
         fields::{Fields, wrong},
         logprobs,
         message::{Content, Message, Messages},
+        shape::{AnswerShape, PromptEcho},
     },
 };
 use crate::api::http::{body::intake::Taken, error::Refusal};
@@ -26,7 +27,7 @@ use crate::api::http::{body::intake::Taken, error::Refusal};
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (fields, share) = taken.into_parts();
     let asked = parse_chat(&state, fields).await?;
-    answer::give((state, &request), (RequestKind::Chat, "messages"), asked, share).await
+    several::give((state, &request), (RequestKind::Chat, "messages"), asked, share).await
 }
 
 /// The job of a request.
@@ -35,11 +36,32 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
     let ending = ending(&mut fields, &turns)?;
-    let logprobs = logprobs::of_chat_asked(&mut fields)?;
-    let mut asked = ParsedRequest::take(fields, state)?;
-    asked.job.logprobs = logprobs;
+    let (logprobs, prompt_logprobs) = (logprobs::of_chat_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
+    let choices = ask::choices(&mut fields, 1)?;
+    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    asked.shape = AnswerShape { logprobs, prompt_logprobs, echo: None };
+    (asked.choices, asked.job.logprobs) = (choices, asked.shape.told());
     asked.job = about(state, (turns, ending), (asked.job, "messages")).await?;
+    if prompt_logprobs.is_some() {
+        (asked.job, asked.shape.echo) = whole(state, asked.job).await?;
+    }
     Ok(asked)
+}
+
+/// The job whose prompt's tokens are told, and the first of them.
+async fn whole(state: &ApiState, mut job: JobRequest) -> Checked<(JobRequest, Option<PromptEcho>)> {
+    let model = state.supervisor.model().clone();
+    let (context, query) = match (job.context.take(), job.query) {
+        (Some(Prompt::Written(context)), Prompt::Written(query)) => (context, query),
+        _ => return Err(refusal::unsupported("prompt_logprobs", "a session's tokens are told to nobody")),
+    };
+    let read = block(move || model.rendered_ids(context, query)).await;
+    let ids = read.map_err(|error| Refusal::failed("internal", error))?;
+    let ids = ids.map_err(|error| refusal::of_job(error, "messages"))?;
+    let echo = PromptEcho { first: ids[0], text: None };
+    let (query, prompt_logprobs) = (Prompt::Tokens(ids), true);
+    // Its date is in the tokens already.
+    Ok((JobRequest { query, prompt_logprobs, query_separator: None, template_date: None, ..job }, Some(echo)))
 }
 
 /// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.

@@ -2,6 +2,9 @@
 
 pub(crate) mod ask;
 pub(crate) mod fields;
+mod known;
 pub(crate) mod logprobs;
 pub(crate) mod message;
 pub(crate) mod once;
+mod sampling;
+pub(crate) mod shape;

@@ -155,7 +155,7 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
 pub async fn parse_response(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let turns = conversation(&mut fields)?;
     let ending = chat::ending(&mut fields, &turns)?;
-    let mut asked = ParsedRequest::take(fields, state)?;
+    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
     asked.job = chat::about(state, (turns, ending), (asked.job, "input")).await?;
     Ok(asked)
 }
