@@ -1,6 +1,7 @@
 //! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator. What changes logits
 //! before that is `shaping`.
 
+mod guide;
 mod logprobs;
 mod shaping;
 
@@ -12,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
+pub use guide::{Constraint, Guide, Guides};
 pub use logprobs::Logprobs;
 use shaping::Shaper;
 
@@ -45,6 +47,9 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// What is added to the logits of tokens, by id.
     pub logit_bias: BTreeMap<u32, f32>,
+    /// The form that the answer has, if it is held to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for Sampling {
@@ -60,6 +65,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             min_tokens: 0,
             logit_bias: BTreeMap::new(),
+            constraint: None,
         }
     }
 }
@@ -124,6 +130,16 @@ impl Sampler {
     pub fn asked(sampling: Sampling, question: &[u32], eos: &[u32]) -> Self {
         let shaper = Shaper::of(&sampling, question, eos);
         Self { random: StdRng::seed_from_u64(sampling.seed), sampling, shaper }
+    }
+
+    /// The next token of `logits (vocab)`, of those that `guide` leaves.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] when it leaves none.
+    pub fn guided(&mut self, logits: &[f32], guide: &mut Guide, closes: bool) -> Result<u32, ModelError> {
+        let mut left = logits.to_vec();
+        guide.mask(&mut left, closes)?;
+        Ok(self.next(&left))
     }
 
     /// The next token of `logits (vocab)`. Greedy takes the lowest id on an exact tie. NaN is never chosen.

@@ -8,13 +8,13 @@ use std::{
 };
 
 use asterism_kernels::{Backend, KernelError, Rank};
-use asterism_models::{Decoder, ModelError, StepError, StepPart, step};
+use asterism_models::{Decoder, Guide, Guides, ModelError, StepError, StepPart, step};
 use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
-    messages::AnswerToken,
+    messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,
         generation::{Chosen, End, Generation},
@@ -36,6 +36,8 @@ pub struct Engine<B: Backend> {
     generations: BTreeMap<u64, Generation<B>>,
     /// Its thread starts with the first that needs it.
     refresher: Option<RefreshWorker<B>>,
+    /// Made with the first that needs it.
+    guides: Option<Guides>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Steps taken.
@@ -67,7 +69,17 @@ impl<B: Backend> Engine<B> {
         arrivals: mpsc::UnboundedSender<Arrival>,
         post: ReportSink<QueryHostEvent>,
     ) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, crowded: 0, post }
+        Self {
+            model,
+            contexts,
+            generations: BTreeMap::new(),
+            refresher: None,
+            guides: None,
+            arrivals,
+            turn: 0,
+            crowded: 0,
+            post,
+        }
     }
 
     /// Generates until it is told to close.
@@ -105,7 +117,19 @@ impl<B: Backend> Engine<B> {
                     .refresh_order
                     .take()
                     .map(|refresh_order| refresher.get_or_insert_with(start).order(*refresh_order, done));
-                self.generations.insert(job, Generation::new(self.model.clone(), (*order, spans), awaited));
+                let guide = match self.guide(&order) {
+                    Ok(guide) => guide,
+                    Err(error) => {
+                        let (code, message) = (error.code().to_owned(), error.to_string());
+                        let times = self.contexts.remove(job);
+                        drop(times);
+                        let end = GenerationEnd::Failed { code, message };
+                        (self.post)(QueryHostEvent::Ended { job, end });
+                        return true;
+                    }
+                };
+                let generation = Generation::new(self.model.clone(), (*order, spans), (awaited, guide));
+                self.generations.insert(job, generation);
             }
             Arrival::Fresh { job } => {
                 let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::refresh);
@@ -119,6 +143,17 @@ impl<B: Backend> Engine<B> {
             Arrival::Holders { .. } | Arrival::Frame(..) | Arrival::Broke(..) => {}
         }
         true
+    }
+
+    /// What holds a job's answer to its form; the tokens of the model are sorted for that when the first has one.
+    fn guide(&mut self, order: &Generate) -> Result<Option<Guide>, ModelError> {
+        let Some(constraint) = order.choice.sampling().constraint else { return Ok(None) };
+        let config = self.model.decoder.config();
+        let guides = match self.guides.take() {
+            Some(guides) => guides,
+            None => Guides::new(&self.model.tokenizer, config.vocab, &config.eos)?,
+        };
+        self.guides.insert(guides).guide(&constraint).map(Some)
     }
 
     fn choose(&self) -> Vec<(u64, usize)> {

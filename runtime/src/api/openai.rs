@@ -3,14 +3,14 @@
 
 pub mod answers;
 pub mod batching;
-mod chat;
+pub(crate) mod chat;
 mod completions;
 pub(crate) mod shared;
 
 #[cfg(test)]
 mod generated;
 mod keys;
-mod refusal;
+pub(crate) mod refusal;
 pub mod requests;
 mod responses;
 mod serving;
@@ -64,6 +64,8 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/{id}"),
     ("POST", "/v1/batches/{id}/cancel"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/health"),
@@ -76,8 +78,15 @@ const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
 /// Most connections at a time, two files each.
 const API_CONNECTIONS: usize = 8192;
 
+/// Endpoints of another API on the same listener.
+pub type FurtherRoutes = fn(&mut web::ServiceConfig);
+
 /// Listens at `address`, with TLS where there is a certificate.
-pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
+pub async fn serve(
+    address: SocketAddr,
+    tls: Option<ServerConfig>,
+    (state, further): (ApiState, FurtherRoutes),
+) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
@@ -86,17 +95,19 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
     responses::hold_again(&state).await;
     batch_run::resume(&state);
     let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
+    let kept_idle = state.kept_idle;
     let data = web::Data::new(state);
     let to = data.clone();
     let service = ListenerService {
         routes: Arc::new(move |app| {
             let queries = web::QueryConfig::default().error_handler(refusal::of_query);
-            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
+            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes).configure(further);
         }),
         admit: Arc::new(move |request| admit(&to, request)),
         origins,
         on_connect: connection::take_in,
         connections: (API_CONNECTIONS, 2),
+        kept_idle,
     };
     listening::listen(address, tls, service).map_err(failed)
 }

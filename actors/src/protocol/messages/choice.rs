@@ -47,6 +47,9 @@ pub struct TokenShaping {
     pub min_tokens: u32,
     /// What is added to logits, by id.
     pub logit_bias: Vec<(u32, f32)>,
+    /// The form that the answer has, as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<String>,
 }
 
 impl TokenShaping {
@@ -63,6 +66,10 @@ impl TokenShaping {
                 frequency_penalty: sampling.frequency_penalty,
                 min_tokens: sampling.min_tokens,
                 logit_bias: sampling.logit_bias.iter().map(|(id, bias)| (*id, *bias)).collect(),
+                constraint: sampling
+                    .constraint
+                    .as_ref()
+                    .map(|form| serde_json::to_string(form).expect("plain values are JSON")),
             })
         })
     }
@@ -83,9 +90,16 @@ impl TokenChoice {
                 frequency_penalty: shaping.frequency_penalty,
                 min_tokens: shaping.min_tokens,
                 logit_bias: shaping.logit_bias.iter().copied().collect(),
+                constraint: shaping.constraint.as_deref().and_then(|form| serde_json::from_str(form).ok()),
                 ..plain
             },
         }
+    }
+
+    /// Bytes that it takes, about.
+    pub fn bytes(&self) -> usize {
+        let form = self.shaping.as_ref().and_then(|shaping| shaping.constraint.as_ref()).map_or(0, String::len);
+        4 * self.scored_tokens() + self.stop.iter().map(String::len).sum::<usize>() + form
     }
 
     /// Tokens of the prompt before those of the answer.
@@ -96,12 +110,15 @@ impl TokenChoice {
 
 #[cfg(test)]
 mod tests {
+    use asterism_models::Constraint;
+
     use super::*;
 
     #[test]
     fn a_query_host_samples_as_was_asked() {
         let plain = Sampling { temperature: 0.5, top_p: 0.9, seed: 3, ..Sampling::default() };
-        let shaped = Sampling { top_k: 4, min_tokens: 2, logit_bias: [(7, -1.5)].into(), ..plain.clone() };
+        let constraint = Some(Constraint::Choice(vec!["yes".into(), "no".into()]));
+        let shaped = Sampling { top_k: 4, logit_bias: [(7, -1.5)].into(), constraint, ..plain.clone() };
         for (sampling, is_shaped) in [(plain, false), (shaped, true)] {
             let Sampling { temperature, top_p, seed, .. } = sampling;
             let shaping = TokenShaping::of(&sampling);

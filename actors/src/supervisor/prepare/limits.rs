@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use asterism_models::ModelError;
+
 use crate::{
     api::{JobRequest, Prompt, bounds},
     error::JobError,
@@ -26,6 +28,10 @@ impl ModelFront {
         bounds::stops(&request.stop)?;
         bounds::logprobs(request.logprobs)?;
         request.sampling.validate()?;
+        if let Some(constraint) = &request.sampling.constraint {
+            let refused = |error: ModelError| JobError::Invalid { param: "constraint", message: error.to_string() };
+            constraint.check().map_err(refused)?;
+        }
         if let Some(id) = request.sampling.logit_bias.keys().find(|id| **id as usize >= self.config.vocab) {
             let message = format!("logit_bias has token id {id}; {} has ids below {}", self.name, self.config.vocab);
             return Err(JobError::Invalid { param: "logit_bias", message });

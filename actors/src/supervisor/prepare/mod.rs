@@ -121,6 +121,11 @@ impl ModelFront {
         self.tokenizer.bytes(id).unwrap_or_default()
     }
 
+    /// The chat template has a place for tools.
+    pub fn takes_tools(&self) -> bool {
+        self.template.takes_tools()
+    }
+
     /// Tokens of a text, without specials.
     pub fn count_tokens(&self, text: &str) -> Result<usize, ModelError> {
         Ok(self.tokenizer.encode(text)?.len())

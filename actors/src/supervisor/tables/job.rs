@@ -380,9 +380,8 @@ impl Job {
         let text: usize = self.facts.id.len() + labels.sum::<usize>() + asked;
         let part = match self.has_ended() {
             false => {
-                let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
-                4 * (self.question.query_ids.len() + self.question.choice.scored_tokens())
-                    + stops
+                4 * self.question.query_ids.len()
+                    + self.question.choice.bytes()
                     + self.question.refresh_order.as_ref().map_or(0, |refresh_order| refresh_order.bytes())
             }
             true => {

@@ -50,7 +50,7 @@ pub async fn parse_completion(state: &ApiState, mut fields: Fields) -> Checked<P
     if nothing_more {
         (asked.job.max_tokens, asked.is_limited) = (0, true);
     }
-    let shape = AnswerShape { logprobs, prompt_logprobs, echo: None };
+    let shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     let whole = prompt_logprobs.is_some() || nothing_more || (echo && logprobs.is_some());
     if (whole || echo || prompts.len() > 1) && (context.is_some() || asked.job.session.is_some()) {
         let message =

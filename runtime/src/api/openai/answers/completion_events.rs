@@ -8,11 +8,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
+    calls::{AnswerPiece, AnswerReader},
     running::outcome,
     stream,
     wire::{self, Head},
 };
-use crate::api::http::error::Refusal;
+use crate::api::{
+    http::error::Refusal,
+    openai::requests::logprobs::{TokenProbability, token_probabilities},
+};
 
 /// What ends a stream.
 pub const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
@@ -27,6 +31,8 @@ pub struct ChatVoice {
     /// Tokens of the prompt that are still to come before those of the answer.
     prompt_left: usize,
     generated: usize,
+    /// What finds calls of tools in it.
+    reader: AnswerReader,
 }
 
 /// Tokens that a stream tells.
@@ -69,7 +75,27 @@ impl TokensTaken {
 impl ChatVoice {
     /// Whose chunks begin with `head`, behind so many tokens of the prompt.
     pub fn new(head: Head, usage: UsageTold, scored: usize) -> Self {
-        Self { head, usage, told: 0, prompt_left: scored, generated: 0 }
+        let reader = head.reader();
+        Self { head, usage, told: 0, prompt_left: scored, generated: 0, reader }
+    }
+
+    /// What pieces of the answer say, and the tokens that they came of where it is told how likely those were.
+    fn pieces(&mut self, pieces: Vec<AnswerPiece>, stated: &[TokenProbability<'_>]) -> Option<Bytes> {
+        let (mut all, mut stated) = (Vec::new(), stated);
+        if self.head.tells_tokens() && !stated.is_empty() {
+            let text: String = pieces.iter().filter_map(AnswerPiece::text).collect();
+            let delta = self.head.delta(&text, std::mem::take(&mut stated));
+            all.extend_from_slice(&data(&self.counted(delta)));
+        }
+        let told = self.head.tells_tokens() && !all.is_empty();
+        for piece in pieces.iter().filter(|piece| !(told && piece.text().is_some())) {
+            let delta = match piece {
+                AnswerPiece::Text(text) => self.head.delta(text, &[]),
+                call => self.head.call(call),
+            };
+            all.extend_from_slice(&data(&self.counted(delta)));
+        }
+        (!all.is_empty()).then(|| Bytes::from(all))
     }
 
     fn counted(&self, mut stated: Value) -> Value {
@@ -93,12 +119,9 @@ impl stream::StreamFormat for ChatVoice {
             return self.head.tells_prompt().then(|| data(&self.head.delta("", &stated)));
         }
         self.generated += 1;
-        if text.is_empty() && !self.head.tells_tokens() {
-            return None;
-        }
         self.told += text.len();
-        let stated = self.head.delta(text, &stated);
-        Some(data(&self.counted(stated)))
+        let pieces = if text.is_empty() { Vec::new() } else { self.reader.push(text) };
+        self.pieces(pieces, &stated)
     }
 
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes> {
@@ -115,11 +138,15 @@ impl stream::StreamFormat for ChatVoice {
             Err(refusal) => return self.broken(&refusal),
         };
         // A job that had ended before anybody listened says all of it now, another what it held back.
-        let rest = status.text.get(self.told..).filter(|rest| !rest.is_empty());
-        let unsaid = rest.map(|rest| if self.told == 0 { self.head.all(&status) } else { self.head.delta(rest, &[]) });
+        let (_, probabilities) = token_probabilities(&status);
+        let unheard = if self.told == 0 && self.generated == 0 { &probabilities[..] } else { &[] };
+        let rest = status.text.get(self.told..).unwrap_or_default();
+        let mut pieces = if rest.is_empty() { Vec::new() } else { self.reader.push(rest) };
+        pieces.extend(self.reader.finish());
         self.generated = status.generated_tokens;
-        let stated = unsaid.into_iter().chain([self.head.last(&status)]).map(|stated| data(&self.counted(stated)));
-        let mut stated: Vec<Bytes> = stated.collect();
+        let mut stated: Vec<Bytes> = self.pieces(pieces, unheard).into_iter().collect();
+        let last = self.head.last(&status, self.reader.has_called());
+        stated.push(data(&self.counted(last)));
         match &self.usage.shared {
             Some((taken, with_prompt)) => {
                 taken.lock().unwrap_or_else(PoisonError::into_inner).add(&status, *with_prompt)

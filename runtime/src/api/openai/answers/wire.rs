@@ -8,6 +8,7 @@ use asterism_actors::{
 };
 use serde_json::{Value, json};
 
+use super::calls::{self, AnswerCall, AnswerPiece, AnswerReader};
 use crate::api::openai::requests::{
     logprobs::{self, TextOffset, TokenProbability, token_probabilities},
     shape::{AnswerShape, PromptEcho},
@@ -86,12 +87,16 @@ impl Head {
         let bytes = |id| self.model.token_bytes(id);
         let told = self.shape.prompt_logprobs.map(|most| logprobs::of_prompt(&prompt, most as usize, bytes));
         let mut choice = match self.kind {
-            RequestKind::Chat => json!({
-                "index": self.index,
-                "message": { "role": "assistant", "content": status.text, "refusal": null },
-                "logprobs": self.logprobs(&answer),
-                "finish_reason": reason,
-            }),
+            RequestKind::Chat => {
+                let (text, calls) = calls::whole(self.shape.tools.as_deref(), (&self.id, self.index), &status.text);
+                let reason = if calls.is_empty() || reason != "stop" { reason } else { CALLED };
+                json!({
+                    "index": self.index,
+                    "message": message(text, &calls),
+                    "logprobs": self.logprobs(&answer),
+                    "finish_reason": reason,
+                })
+            }
             RequestKind::Text => {
                 let (text, logprobs) = (self.echoed(&status.text), self.echoed_logprobs((prompt, answer)));
                 json!({ "index": self.index, "text": text, "logprobs": logprobs, "finish_reason": reason })
@@ -142,6 +147,23 @@ impl Head {
         Some(self.choice(json!(text), logprobs, None))
     }
 
+    /// What reads the answer for calls.
+    pub fn reader(&self) -> AnswerReader {
+        AnswerReader::new(self.shape.tools.as_deref(), (&self.id, self.index))
+    }
+
+    /// A call of a tool, or more of its arguments.
+    pub fn call(&self, piece: &AnswerPiece) -> Value {
+        let call = match piece {
+            AnswerPiece::Call { index, id, name } => {
+                json!({ "index": index, "id": id, "type": "function", "function": { "name": name, "arguments": "" } })
+            }
+            AnswerPiece::Arguments { index, json } => json!({ "index": index, "function": { "arguments": json } }),
+            AnswerPiece::Text(text) => return self.choice(json!({ "content": text }), Value::Null, None),
+        };
+        self.choice(json!({ "tool_calls": [call] }), Value::Null, None)
+    }
+
     /// More of the answer, and its tokens where it is known how likely they were.
     pub fn delta(&mut self, text: &str, stated: &[TokenProbability<'_>]) -> Value {
         let logprobs = self.logprobs(stated);
@@ -149,12 +171,6 @@ impl Head {
             RequestKind::Chat => self.choice(json!({ "content": text }), logprobs, None),
             RequestKind::Text => self.choice(json!(text), logprobs, None),
         }
-    }
-
-    /// All of an answer that nobody has heard yet.
-    pub fn all(&mut self, status: &JobStatus) -> Value {
-        let (_, answer) = token_probabilities(status);
-        self.delta(&status.text, &answer)
     }
 
     /// Whether tokens are told.
@@ -177,9 +193,13 @@ impl Head {
     }
 
     /// Why it ends.
-    pub fn last(&self, status: &JobStatus) -> Value {
+    pub fn last(&self, status: &JobStatus, has_called: bool) -> Value {
         let nothing = if self.kind == RequestKind::Chat { json!({}) } else { json!("") };
-        self.choice(nothing, Value::Null, Some(reason(status.finish_reason)))
+        let reason = match reason(status.finish_reason) {
+            "stop" if has_called => CALLED,
+            reason => reason,
+        };
+        self.choice(nothing, Value::Null, Some(reason))
     }
 
     /// Tokens, at the end of a stream that tells them.
@@ -226,6 +246,20 @@ pub fn progress(hosts: &[HostProgress], time_ms: u64) -> Value {
     let total: usize = hosts.iter().map(|host| host.total_tokens).sum();
     let processed: usize = hosts.iter().map(|host| host.done_tokens).sum();
     json!({ "total": total, "processed": processed, "time_ms": time_ms, "hosts": hosts })
+}
+
+/// Why an answer ends that calls tools.
+const CALLED: &str = "tool_calls";
+
+/// An assistant's message.
+fn message(text: String, calls: &[AnswerCall]) -> Value {
+    if calls.is_empty() {
+        return json!({ "role": "assistant", "content": text, "refusal": null });
+    }
+    let content = if text.trim().is_empty() { Value::Null } else { Value::String(text) };
+    let call = |AnswerCall { id, name, arguments }: &AnswerCall| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
+    let calls: Vec<Value> = calls.iter().map(call).collect();
+    json!({ "role": "assistant", "content": content, "refusal": null, "tool_calls": calls })
 }
 
 fn reason(reason: Option<FinishReason>) -> &'static str {

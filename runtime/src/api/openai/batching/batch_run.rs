@@ -24,7 +24,10 @@ use tokio::{sync::watch, task::JoinSet, time::sleep};
 use super::files;
 pub use crate::api::openai::store::open::Open;
 use crate::api::{
-    http::{body::weight, error::Refusal},
+    http::{
+        body::{intake::unmarked, weight},
+        error::Refusal,
+    },
     openai::{
         ApiState, Checked,
         answers::{
@@ -171,7 +174,7 @@ impl BatchWork {
         };
         // All at once: lines that had some of what they take each would wait for each other.
         let mut share = intake.awaited(&self.holder, unread + structure).await;
-        let line = serde_json::from_slice(&self.lines.read(place).map_err(gone)?);
+        let line = serde_json::from_slice(unmarked(&self.lines.read(place).map_err(gone)?));
         share.shrink(unread);
         line.map(|line| (line, share))
             .map_err(|error| Refusal::invalid("body", format!("the line is no request: {error}")))

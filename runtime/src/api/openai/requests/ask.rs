@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     fields::{self, Fields},
-    sampling,
+    form, sampling,
     shape::AnswerShape,
 };
 use crate::api::{
@@ -77,6 +77,7 @@ impl ParsedRequest {
         let (default, part) = MOST_ANSWER_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
         job.sampling = sampling::take(&mut fields)?;
+        job.sampling.constraint = form::take(&mut fields)?;
         job.stop = match fields.take("stop")? {
             Some(Stops::One(stop)) => vec![stop],
             Some(Stops::Many(stops)) => stops,

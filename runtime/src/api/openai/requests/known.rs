@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-/// Fields that are honoured, where, and how.
+/// Fields that are honoured, where, and how, as the reference says.
+#[cfg(test)]
 pub const HONOURED: &[(&str, &str, &str)] = &[
     ("model", "all", "the cluster's, or absent"),
     ("max_completion_tokens", "all", "absent: 1,024, a quarter of what the model takes, or what room there is"),
@@ -26,6 +27,15 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("top_logprobs", "chats", "up to 20 beside each token"),
     ("prompt_logprobs", "chats, completions", "up to 20 beside each token of the prompt; not in streams"),
     ("echo", "completions", "the prompt before the answer, with `logprobs` also its tokens'"),
+    ("response_format", "all", "`text`, `json_object`, `json_schema`"),
+    ("text", "responses", "`format` as `response_format`; `verbosity` is medium"),
+    ("guided_json", "all", "a JSON schema"),
+    ("guided_regex", "all", "a regular expression that the whole answer matches"),
+    ("guided_choice", "all", "up to 1,024 texts of which the answer is one"),
+    ("structured_outputs", "all", "vLLM's: one of `json`, `json_object`, `regex`, `choice`"),
+    ("tools", "chats", "up to 128 functions, by the model's own template"),
+    ("tool_choice", "chats", "`none`, `auto`, `required`, or a function by its name"),
+    ("chat_template_kwargs", "chats", "further variables of the chat template, such as `enable_thinking`"),
     ("stream", "all", "server-sent events, `[DONE]` at the end; a comment every 10 s of silence"),
     ("stream_options", "all", "`include_usage`, `continuous_usage_stats`, `include_obfuscation`"),
     ("session_id", "all", "asks a session: `messages` is one user message, `context` is absent"),
@@ -42,6 +52,7 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
 /// Fields that clients send and that change nothing of an answer.
 pub const HARMLESS: &[&str] = &[
     "cache_salt",
+    "guided_decoding_backend",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -64,10 +75,8 @@ pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("tool_choice", &["\"none\"", "\"auto\""], "there are no tools"),
     ("functions", &["[]"], "expected none; name them in tools"),
     ("function_call", &["\"none\"", "\"auto\""], "there are no functions; use tool_choice"),
-    ("response_format", &["{\"type\":\"text\"}"], "answers are text"),
     ("modalities", &["[\"text\"]"], "answers are text"),
     ("reasoning_effort", &["\"none\"", "\"medium\""], "the model is asked as it is"),
-    ("text", &["{\"format\":{\"type\":\"text\"},\"verbosity\":\"medium\"}"], "answers are text, as long as they are"),
     ("truncation", &["\"disabled\""], "nothing is left out of a context"),
     ("include", &["[]"], "there is nothing more to tell"),
     ("reasoning", &["{}"], "the model is asked as it is"),

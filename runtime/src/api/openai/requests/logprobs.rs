@@ -104,11 +104,6 @@ impl TextOffset {
             }
         }
     }
-
-    /// A text went before.
-    pub fn skip(&mut self, text: &str) {
-        self.characters += text.chars().count();
-    }
 }
 
 /// `logprobs` of a completion's choice; `first`: a token that nothing tells the probability of.
@@ -120,7 +115,7 @@ pub fn of_text(
 ) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&bytes(id)).into_owned();
     let (mut tokens, mut offsets, mut logprobs, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for id in first {
+    if let Some(id) = first {
         offsets.push(reported.next(&bytes(id)));
         tokens.push(text(id));
         logprobs.push(None);

@@ -34,6 +34,7 @@ pub fn take(fields: &mut Fields) -> Checked<Sampling> {
         frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(plain.frequency_penalty),
         min_tokens: fields.take("min_tokens")?.unwrap_or(plain.min_tokens),
         logit_bias: fields.take::<BTreeMap<u32, f32>>("logit_bias")?.unwrap_or_default(),
+        constraint: None,
     })
 }
 

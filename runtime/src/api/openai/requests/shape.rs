@@ -1,5 +1,9 @@
 //! How an answer is worded beside what its job says: what a request asked to be told. Words nothing.
 
+use std::sync::Arc;
+
+use super::tools::Tools;
+
 /// What is told of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerShape {
@@ -9,6 +13,8 @@ pub struct AnswerShape {
     pub prompt_logprobs: Option<u32>,
     /// The prompt, where its text or tokens are told.
     pub echo: Option<PromptEcho>,
+    /// Tools that the answer may call.
+    pub tools: Option<Arc<Tools>>,
 }
 
 /// A prompt that is told with the answer.

@@ -60,8 +60,7 @@ fn written(model: &ModelFront, id: u32) -> String {
 
 /// What is to be cut, and whether its tokens are told as texts, too.
 fn subject(state: &ApiState, fields: &mut Fields) -> Checked<(Subject, bool)> {
-    let fields = std::mem::take(fields);
-    let mut fields = fields;
+    let mut fields = std::mem::take(fields);
     let model = state.supervisor.model();
     if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
         return Err(refusal::no_model(&asked, &model.name));
