@@ -5,6 +5,7 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod choice;
 mod ids;
 mod measured;
 mod model;
@@ -15,6 +16,7 @@ use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use choice::{TokenChoice, TokenShaping};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
     Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times,
@@ -348,26 +350,6 @@ pub struct ShardHolder {
     pub endpoints: Vec<Endpoint>,
     /// The shards it holds.
     pub blocks: Vec<u32>,
-}
-
-/// How tokens are chosen and when generation ends.
-#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize)]
-pub struct TokenChoice {
-    /// Most tokens.
-    pub max_tokens: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Nucleus.
-    pub top_p: f32,
-    /// Seed of the sampler.
-    pub seed: u64,
-    /// Strings that end the answer.
-    pub stop: Vec<String>,
-    /// Go on after end-of-sequence tokens.
-    pub ignore_eos: bool,
-    /// Whether it is said how likely tokens were, and how many of the likeliest beside each.
-    #[serde(default)]
-    pub logprobs: Option<u32>,
 }
 
 /// Meta of a parcel of phase 1, which comes as data: whose tensors the payload holds, one after the other, and their shapes.

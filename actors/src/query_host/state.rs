@@ -239,15 +239,7 @@ mod tests {
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
-            choice: TokenChoice {
-                max_tokens: 4,
-                temperature: 0.0,
-                top_p: 1.0,
-                seed: 0,
-                stop: Vec::new(),
-                ignore_eos: false,
-                logprobs: None,
-            },
+            choice: TokenChoice { max_tokens: 4, top_p: 1.0, ..TokenChoice::default() },
             ticket: Default::default(),
             trace: None,
         }

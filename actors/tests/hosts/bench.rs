@@ -143,9 +143,8 @@ impl Case {
                 temperature,
                 top_p: 0.95,
                 seed: 11,
-                stop: Vec::new(),
                 ignore_eos: true,
-                logprobs: None,
+                ..TokenChoice::default()
             },
             ticket: ticket(),
             trace: None,

@@ -29,7 +29,7 @@ pub use super::{
 };
 use crate::{
     api::http::{
-        error, listening,
+        error, listening, pace,
         request::{self, bearer_token},
     },
     cluster::Origins,
@@ -61,6 +61,7 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
         origins: Origins::default(),
         on_connect: |_, _| {},
         connections: (MOST_ADMIN_CONNECTIONS, 1),
+        kept_idle: pace::KEPT_IDLE,
     };
     listening::listen(address, tls, service).map_err(failed)
 }

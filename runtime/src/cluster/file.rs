@@ -291,6 +291,8 @@ pub struct ApiSection {
     /// Origins whose pages may ask OpenAI's API in a browser, such as `https://app.example`; `*`: any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow_origins: Vec<String>,
+    /// Seconds that a connection to OpenAI's API is kept between its requests.
+    pub keep_alive_s: u64,
 }
 
 /// `[[node]]`: a machine.
@@ -394,6 +396,7 @@ impl Default for ApiSection {
             max_stored_bytes: Bytes(4 << 30),
             max_stored_bytes_per_key: Bytes(1 << 30),
             allow_origins: Vec::new(),
+            keep_alive_s: 75,
         }
     }
 }

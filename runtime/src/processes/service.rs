@@ -14,6 +14,7 @@ use tokio::{runtime::Handle, sync::Notify};
 use crate::{
     api::{
         admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
+        anthropic,
         http::body::intake::Intake,
         openai::{self, ApiKeys, ApiState, Open, Store},
         secrets,
@@ -133,8 +134,9 @@ async fn open_api(
         open: Open::default(),
         runtime,
         intake,
+        kept_idle: api.kept_idle,
     };
-    openai::serve(api.listen, tls, state).await.map(Some)
+    openai::serve(api.listen, tls, (state, anthropic::routes)).await.map(Some)
 }
 
 impl Ground {
