@@ -18,6 +18,8 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/sessions.rs"]
 mod sessions;
+#[path = "survival/stopping.rs"]
+mod stopping;
 #[path = "survival/together.rs"]
 mod together;
 

@@ -50,7 +50,9 @@ impl<B: Backend> ContextSide<B> {
         let links = Arc::new(Links::new(plane.clone()));
         let (store, parcel_inbox) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
-        let service = QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over };
+        let effort = Arc::default();
+        let service =
+            QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over, effort };
         plane.runtime().clone().spawn(channels::serve(plane, service.clone()));
         Self {
             state: ContextHostState::default(),
@@ -69,8 +71,9 @@ impl<B: Backend> ContextSide<B> {
         &self.links
     }
 
-    /// Adds what is known of its links.
+    /// Adds what is known of its links, and of what it answered.
     pub fn report(&self, report: &mut LinkReport) {
+        report.answered = self.service.effort.so_far();
         self.links.report(report);
     }
 

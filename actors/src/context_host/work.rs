@@ -74,7 +74,7 @@ impl<B: Backend> EncodeWorker<B> {
         let (post, store, parcel_inbox) = (self.post.clone(), self.store.clone(), self.transfer.parcel_inbox.clone());
         let mut peers = RemotePeers::new(self.transfer.clone(), slot.clone(), order);
         let decoder = self.transfer.decoder.clone();
-        let encoded = self.encode(*work, (order, inputs), &mut peers, &slot);
+        let encoded = self.encode((*work, *used), (order, inputs), &mut peers, &slot);
         let used = slot.borrow().used() - used;
         if order.exchange != Exchange::None {
             parcel_inbox.end(attempt);
@@ -106,7 +106,7 @@ impl<B: Backend> EncodeWorker<B> {
 
     fn encode(
         self,
-        work: u64,
+        (work, used): (u64, f64),
         (order, inputs): (&EncodeShards, &[Input]),
         peers: &mut RemotePeers<B>,
         slot: &Rc<RefCell<Slot>>,
@@ -136,6 +136,10 @@ impl<B: Backend> EncodeWorker<B> {
         let encoded = phase.encode(peers, &mut watch)?;
         decoder.backend().finish().map_err(ModelError::from)?;
         let seconds = started.elapsed().as_secs_f64() / encoded.len() as f64;
+        let computing_s = (slot.borrow().used() - used) / encoded.len() as f64;
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let rows = |block: usize| order.shards.iter().find(|shard| shard.block == block).map_or(0, Shard::rows);
+        let heads = (shape.layers * shape.query_heads).max(1) as u64;
         let mut exchange_bytes = peers.received_bytes();
         let report = |shard: &EncodedShard<B>| Encoded {
             context: order.context,
@@ -144,6 +148,8 @@ impl<B: Backend> EncodeWorker<B> {
             kept_tokens: shard.tokens as u64,
             kv_bytes: shard.bytes(&decoder),
             seconds,
+            computing_s,
+            operations: shape.flops(rows(shard.block), watch.pairs.get(&shard.block).copied().unwrap_or(0) / heads),
             pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
             exchange_bytes: std::mem::take(&mut exchange_bytes),
             cached: false,

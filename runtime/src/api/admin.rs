@@ -35,7 +35,7 @@ use crate::{
     cluster::Origins,
     error::CliError,
 };
-pub use bodies::{Drain, Extension, Joining, Replacement, Token};
+pub use bodies::{Drain, Extension, Joining, Replacement, Restart, Token};
 use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
 pub use shared::AdminState;
@@ -78,6 +78,8 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(hosts::cordon)
         .service(hosts::uncordon)
         .service(hosts::drain)
+        .service(hosts::restart)
+        .service(hosts::remove)
         .service(hosts::replace)
         .service(sessions::create)
         .service(sessions::list)

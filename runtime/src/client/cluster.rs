@@ -8,7 +8,7 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
-    api::admin::{Drain, Extension, Joining, Replacement, Token},
+    api::admin::{Drain, Extension, Joining, Replacement, Restart, Token},
     client::path::segment,
     error::CliError,
 };
@@ -60,9 +60,16 @@ impl Client {
             Scheduling::Open => "uncordon",
             Scheduling::Cordoned => "cordon",
             Scheduling::Draining => "drain",
+            Scheduling::Removed => "remove",
         };
         let path = format!("/api/v1/hosts/{}/{verb}", segment(name)?);
         self.post(&path, &Drain { deadline_s: deadline.map(|deadline| deadline.as_secs_f64()) })
+    }
+
+    /// Has a host give away what it has within `deadline`, end, and be started again.
+    pub fn restart_host(&self, name: &str, deadline: Duration) -> Result<HostStatus, CliError> {
+        let path = format!("/api/v1/hosts/{}/restart", segment(name)?);
+        self.post(&path, &Restart { deadline_s: Some(deadline.as_secs_f64()) })
     }
 
     /// Lets a spare take a dead host's place.

@@ -13,6 +13,15 @@ pub struct Drain {
     pub deadline_s: Option<f64>,
 }
 
+/// `POST /api/v1/hosts/{name}/restart`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Restart {
+    /// Seconds that it may take to give away what it has; absent: 60.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<f64>,
+}
+
 /// `POST /api/v1/hosts/{name}/replace`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,4 +1,6 @@
-//! `host list|show|cordon|uncordon|drain|replace`: which hosts take work. Where it moves to is the supervisor's decision.
+//! `host list|show|cordon|uncordon|drain|restart|remove|replace`: which hosts take work. Where it moves to is the supervisor's decision.
+
+mod restart;
 
 use std::{
     thread,
@@ -34,6 +36,10 @@ pub enum HostVerb {
     Uncordon(HostName),
     /// Move what a host has to others, and give it nothing new; waits until it is empty
     Drain(DrainArgs),
+    /// Have a host give away what it has, end, and be started again; waits until it is ready
+    Restart(RestartArgs),
+    /// Say that a host will not come back: nobody waits for it, and status, metrics and alerts forget it
+    Remove(HostName),
     /// Let a spare take a dead host's place
     Replace(ReplaceArgs),
 }
@@ -53,6 +59,23 @@ pub struct DrainArgs {
     /// Seconds until what has not moved is taken away all the same, and jobs wait for it [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub deadline: Option<Duration>,
+}
+
+/// `asterism host restart`
+#[derive(Args, Debug)]
+pub struct RestartArgs {
+    /// Host of the cluster file
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every host, one after the other: the next when the one before is ready again
+    #[arg(long)]
+    pub all: bool,
+    /// Seconds that a host may take to give away what it has; what it then has is encoded again elsewhere
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    pub deadline: Duration,
+    /// Give up when a host is not ready again so many seconds after it ended
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
+    pub timeout: Duration,
 }
 
 /// `asterism host replace`
@@ -77,7 +100,9 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
         }
         HostVerb::Cordon(HostName { name }) => schedule(globals, &client, &name, Scheduling::Cordoned)?,
         HostVerb::Uncordon(HostName { name }) => schedule(globals, &client, &name, Scheduling::Open)?,
+        HostVerb::Remove(HostName { name }) => schedule(globals, &client, &name, Scheduling::Removed)?,
         HostVerb::Drain(args) => drain(globals, &client, &args)?,
+        HostVerb::Restart(args) => restart::restart(globals, &client, &args)?,
         HostVerb::Replace(ReplaceArgs { dead, spare }) => {
             show(globals, &client.replace_host(&dead, &spare)?)?;
             globals.note(format_args!("{spare} takes the place of {dead}; next: asterism host list"));
@@ -141,6 +166,10 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
 
 fn next(host: &HostStatus) -> String {
     match (host.health, host.scheduling) {
+        (_, Scheduling::Removed) => format!(
+            "next: take {0} out of the cluster file, too; asterism host uncordon {0} takes it in again if it comes back after all",
+            host.name
+        ),
         (HostHealth::Dead, _) => format!("next: asterism host replace {} SPARE, if it does not come back", host.name),
         (_, Scheduling::Open) => format!("next: asterism host drain {} moves its shards to others", host.name),
         _ => format!("next: asterism host uncordon {} lets it take work again", host.name),
