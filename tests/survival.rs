@@ -16,6 +16,8 @@ use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_F
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
+#[path = "survival/backup.rs"]
+mod backup;
 #[path = "survival/sessions.rs"]
 mod sessions;
 #[path = "survival/stopping.rs"]

@@ -195,6 +195,20 @@ fn a_supervisor_and_an_agent_that_are_asked_to_end_leave_the_others_at_work() {
     assert_eq!(drained.status.code(), Some(0), "{}", String::from_utf8_lossy(&drained.stderr));
     signal("-TERM", pid);
     cluster.wait_for("it to be down", |status| host(status, "context-0")["health"] == "dead");
+    let answers = || {
+        let page =
+            ureq::get(format!("{}/readyz", cluster.server())).call().expect("200: the other context host answers");
+        page.into_body().read_to_string().expect("UTF-8")
+    };
+    let page = answers();
+    assert!(page.contains("[-] context-0 dead") && page.ends_with("ready\n"), "{page}");
+    let removed = cluster.run(&["host", "remove", "context-0"]);
+    assert_eq!(removed.status.code(), Some(0), "{}", String::from_utf8_lossy(&removed.stderr));
+    let status = cluster.status();
+    assert!(ready(&status) && status["removed"] == json!(["context-0"]), "{status:#}");
+    assert_eq!((answers().as_str(), cluster.metrics().contains("host=\"context-0\"")), ("ready\n", false));
+    let present = cluster.run(&["host", "remove", "context-1"]);
+    assert_eq!(present.status.code(), Some(5), "{}", String::from_utf8_lossy(&present.stderr));
     let opened = cluster.run(&["host", "uncordon", "context-0"]);
     assert_eq!(opened.status.code(), Some(0), "{}", String::from_utf8_lossy(&opened.stderr));
     cluster.wait_for("it to be back", |status| well(status) && host(status, "context-0")["pid"].as_u64() != Some(pid));

@@ -176,6 +176,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Http("GET", "/api/v1/self-test"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/links"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/links"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/backup"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/topology"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/events"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/version"), CLIENTS),

@@ -17,7 +17,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Answered, Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink,
+    AnswerReading, Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink,
     Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Traffic,
 };
 pub use model::ModelReport;

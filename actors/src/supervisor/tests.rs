@@ -10,6 +10,7 @@ mod moving;
 mod news;
 mod numerics;
 mod queue;
+mod returning;
 mod starved;
 mod waiting;
 

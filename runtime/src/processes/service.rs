@@ -72,6 +72,7 @@ impl SupervisorService {
             links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
+            data_dir: cluster.data_dir.clone(),
             door,
             listen,
             token,

@@ -16,7 +16,7 @@ use crate::{
     cores::Cores,
     host::DeviceHandover,
     link::Links,
-    messages::Answered,
+    messages::AnswerReading,
 };
 
 /// Multiply-adds that an answer costs beside its own, so that many small ones are no sign of a slow host.
@@ -60,9 +60,9 @@ impl AnsweringEffort {
     }
 
     /// All so far.
-    pub fn so_far(&self) -> Answered {
+    pub fn so_far(&self) -> AnswerReading {
         let seconds = self.nanoseconds.load(Ordering::Relaxed) as f64 * 1e-9;
-        Answered { seconds, operations: self.operations.load(Ordering::Relaxed) }
+        AnswerReading { seconds, operations: self.operations.load(Ordering::Relaxed) }
     }
 }
 

@@ -80,12 +80,12 @@ pub struct LinkReport {
     /// What went over its links, and whom it refused.
     pub traffic: Traffic,
     /// What the host answered query hosts.
-    pub answered: Answered,
+    pub answered: AnswerReading,
 }
 
 /// What a host computed to answer query hosts, since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Answered {
+pub struct AnswerReading {
     /// Seconds of computing.
     pub seconds: f64,
     /// Multiply-adds, with what each answer costs beside them.

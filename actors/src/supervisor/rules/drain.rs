@@ -86,7 +86,10 @@ impl Draining<'_> {
         let empty = self.loss.contexts.load(host).shards + self.loss.jobs.count_on(host) == 0;
         if drain.leaving == Leaving::Drains {
             let mut departures = Departures { loss: self.loss.reborrow() };
-            if empty || drain.is_over(departures.loss.now) || departures.is_idle(host) {
+            let record = departures.loss.hosts.at(host);
+            // Whoever asked what has moved away from it has heard so.
+            let settled = record.moved_away.is_empty() && (empty || departures.is_idle(host));
+            if settled || drain.is_over(departures.loss.now) {
                 departures.depart(host);
             }
         } else if empty {
@@ -169,6 +172,9 @@ pub fn set_scheduling(
     deadline: Option<Duration>,
     out: &mut Vec<SupervisorCommand>,
 ) {
+    if scheduling == Scheduling::Open {
+        hosts.accusations.pardon(host);
+    }
     let record = hosts.at_mut(host);
     record.kept.scheduling = scheduling;
     record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline, leaving: Leaving::Stays });

@@ -22,7 +22,7 @@ use crate::{
     capacity::{Holder, SharedCapacity},
     error::{HostError, JobError},
     machine,
-    store::StateStore,
+    store::{Entry, StateStore},
     supervisor::{
         command::SupervisorEvent,
         config::{ContextHosts, SupervisorConfig},
@@ -36,6 +36,7 @@ use crate::{
             feed::Listener,
             watchdog::Watchdog,
             write_queue::{Request, Subject},
+            writer::EntriesCallback,
         },
         state::SupervisorState,
         tables::{
@@ -349,6 +350,20 @@ impl Supervisor {
         let restarted = name.clone();
         let decide = move |state: &mut SupervisorState, now| state.restart_host(now, &restarted, deadline);
         self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
+    }
+
+    /// What its journal has, as it is between two changes.
+    ///
+    /// # Errors
+    /// When it cannot be read, or several others are reading it.
+    pub async fn journal_entries(&self) -> Result<Vec<Entry>, JobError> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let heard: EntriesCallback = Box::new(move |entries| drop(answer.send(entries)));
+        if !self.ask(move |shell| shell.read_journal(heard)).await? {
+            return Err(JobError::Busy);
+        }
+        let entries = answered.await.map_err(|_| JobError::Stopping)?;
+        entries.map_err(|error| JobError::Internal { cause: error.to_string() })
     }
 
     /// Gives the place of a host that is dead or takes no work to a spare.

@@ -1,16 +1,19 @@
 //! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
+pub mod accusations;
 pub mod given;
 pub mod host_report;
 mod judge;
 pub mod pace;
 pub mod presence;
+mod slow;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
+use accusations::AccusationRecord;
 use given::SentTokens;
 use host_report::{Address, HostReport};
 use judge::LivenessJudge;
@@ -231,8 +234,8 @@ pub struct Hosts {
     pub dealt_at: Duration,
     /// Since when there is no query host at all, if there is none.
     pub no_query_host_since: Option<Duration>,
-    /// Query hosts that accused a host of wrong answers, and the first host that each did.
-    pub accusers: BTreeMap<usize, usize>,
+    /// What query hosts said of others' answers.
+    pub accusations: AccusationRecord,
 }
 
 impl Hosts {
@@ -273,7 +276,7 @@ impl Hosts {
             began: now,
             dealt_at: now,
             no_query_host_since: None,
-            accusers: BTreeMap::new(),
+            accusations: AccusationRecord::default(),
         }
     }
 

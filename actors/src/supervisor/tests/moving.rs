@@ -198,6 +198,8 @@ fn a_host_that_is_asked_to_end_is_told_to_when_its_shards_are_elsewhere() {
     let orders = cluster.encode();
     assert_eq!(orders.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 2]);
     cluster.tick(1.0, &[1, 2, 3]);
+    assert!(cluster.told(0).is_empty(), "the query host has to hear it first");
+    cluster.tick(1.5, &[1, 2, 3]);
     assert_eq!(cluster.told(0), [&HostCommand::Leave]);
     assert!(!cluster.state.hosts.at(0).takes_work(), "nothing more goes to it");
     cluster.event(SupervisorEvent::Disconnected { connection: 1, cause: "closed".into() });
@@ -239,11 +241,11 @@ fn a_host_that_nobody_can_take_over_from_ends_by_its_deadline_and_its_job_goes_o
     cluster.token(3, job, 1, 6);
     cluster.tick(10.0, &[1, 2, 3]);
     assert_eq!(cluster.told(2), [&HostCommand::Leave]);
+    let (to, generate) = cluster.generation().expect("another goes on with its job");
+    assert!(to != 3 && generate.generated == cluster.status(job).tokens, "{to}");
     cluster.event(SupervisorEvent::Disconnected { connection: 3, cause: "closed".into() });
-    cluster.sent.clear();
     cluster.join(2, 2);
-    let (to, generate) = cluster.generation().expect("its job goes on");
-    assert_eq!((to, generate.generated), (connection(2, 2), cluster.status(job).tokens));
+    assert!(cluster.state.hosts.at(2).takes_work());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Bodies of requests about hosts, sessions and joining that the API of jobs has no type for.
 
+use std::path::PathBuf;
+
 use asterism_actors::api::bounds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -60,6 +62,15 @@ pub struct Token {
     pub supervisor: String,
     /// Seconds until it is refused.
     pub expires_s: f64,
+}
+
+/// A copy of the journal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Copied {
+    /// Where it is, on the supervisor's machine.
+    pub path: PathBuf,
+    /// Entries that it has.
+    pub entries: usize,
 }
 
 /// The answer to who asked for the end.

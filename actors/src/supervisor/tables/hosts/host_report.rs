@@ -6,7 +6,7 @@ use asterism_transport::Endpoint;
 
 use crate::{
     api::DataLinks,
-    messages::{Answered, LinkReport},
+    messages::{AnswerReading, LinkReport},
     metric,
 };
 
@@ -31,7 +31,7 @@ pub struct HostReport {
     /// Its links to other hosts that are up.
     pub data_links: Vec<DataLinks>,
     /// What it had answered by then.
-    pub answered: Answered,
+    pub answered: AnswerReading,
 }
 
 impl HostReport {

@@ -8,7 +8,10 @@ use schemars::JsonSchema;
 
 use super::schema::{Make, schema};
 use crate::{
-    api::admin::{Drain, Extension, Joining, Replacement, Restart, Submitted, Token, bodies::Stopping},
+    api::admin::{
+        Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
+        bodies::{Copied, Stopping},
+    },
     observe::version::Version,
 };
 
@@ -200,6 +203,12 @@ pub const OPERATIONS: &[Operation] = &[
         accepts::<LinksReport>(),
     ),
     get("/api/v1/links", ("show_links", "What links were measured to take."), response_schema::<LinksReport>()),
+    post(
+        "/api/v1/backup",
+        ("copy_journal", "Writes a copy of the journal beside it, as it is between two changes."),
+        None,
+        response_schema::<Copied>(),
+    ),
     get("/api/v1/topology", ("topology", "The cluster and its hosts."), response_schema::<ClusterStatus>()),
     get(
         "/api/v1/events",

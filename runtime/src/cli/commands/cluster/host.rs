@@ -37,7 +37,7 @@ pub enum HostVerb {
     /// Move what a host has to others, and give it nothing new; waits until it is empty
     Drain(DrainArgs),
     /// Have a host give away what it has, end, and be started again; waits until it is ready
-    Restart(RestartArgs),
+    Restart(restart::RestartArgs),
     /// Say that a host will not come back: nobody waits for it, and status, metrics and alerts forget it
     Remove(HostName),
     /// Let a spare take a dead host's place
@@ -59,23 +59,6 @@ pub struct DrainArgs {
     /// Seconds until what has not moved is taken away all the same, and jobs wait for it [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub deadline: Option<Duration>,
-}
-
-/// `asterism host restart`
-#[derive(Args, Debug)]
-pub struct RestartArgs {
-    /// Host of the cluster file
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub name: Option<String>,
-    /// Every host, one after the other: the next when the one before is ready again
-    #[arg(long)]
-    pub all: bool,
-    /// Seconds that a host may take to give away what it has; what it then has is encoded again elsewhere
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
-    pub deadline: Duration,
-    /// Give up when a host is not ready again so many seconds after it ended
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
-    pub timeout: Duration,
 }
 
 /// `asterism host replace`
@@ -102,7 +85,7 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
         HostVerb::Uncordon(HostName { name }) => schedule(globals, &client, &name, Scheduling::Open)?,
         HostVerb::Remove(HostName { name }) => schedule(globals, &client, &name, Scheduling::Removed)?,
         HostVerb::Drain(args) => drain(globals, &client, &args)?,
-        HostVerb::Restart(args) => restart::restart(globals, &client, &args)?,
+        HostVerb::Restart(args) => restarted(globals, &restart::restart(globals, &client, &args)?)?,
         HostVerb::Replace(ReplaceArgs { dead, spare }) => {
             show(globals, &client.replace_host(&dead, &spare)?)?;
             globals.note(format_args!("{spare} takes the place of {dead}; next: asterism host list"));
@@ -161,6 +144,20 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
         started.elapsed().as_secs_f64()
     ));
     globals.note(next(&host));
+    Ok(())
+}
+
+fn restarted(globals: &Globals, hosts: &[HostStatus]) -> Result<(), CliError> {
+    match hosts {
+        [host] => {
+            show(globals, host)?;
+            globals.note(next(host));
+        }
+        hosts => {
+            output::print_rows(hosts, globals.format, table)?;
+            globals.note("next: asterism status");
+        }
+    }
     Ok(())
 }
 

@@ -22,6 +22,7 @@ use crate::{
     globals::{DEFAULT_FILE, Globals, ReadFile},
     observe::{
         logging, metrics,
+        service_manager::ServiceManager,
         telemetry::{self, Telemetry},
     },
     processes::{
@@ -116,6 +117,11 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
         let (listen, admin) = (service.record.listen, service.record.admin);
         tell(format!("serving {}", serde_json::to_string(&service.record).expect("plain values are JSON")));
         tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
+        // One that `up` keeps is nobody's service.
+        let manager = ServiceManager::of_environment().filter(|_| !args.end_with_stdin);
+        let supervisor = service.supervisor.clone();
+        let lives = move || supervisor.silence().is_none() || supervisor.waits_for_disk();
+        let manager = manager.map(|manager| manager.ready(&format!("serves at {admin}"), lives));
         tokio::select! {
             () = service.stop_wanted() => {
                 tracing::info!("ends, and every host and node with it: a client asked for the end of the cluster");
@@ -124,6 +130,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
             }
             signal = signals.next() => {
                 tracing::info!("ends: {signal}. Hosts and nodes go on, and look for the supervisor that comes after it");
+                manager.iter().for_each(|manager| manager.stopping(&signal.to_string()));
                 service.stop().await;
                 Ok(signal.exit())
             }
@@ -158,12 +165,15 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
         let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?;
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
+        let manager = ServiceManager::of_environment()
+            .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
         let end = tokio::select! {
             () = agent.done() => AgentEnd::GivenUp,
             signal = signals.next() => AgentEnd::Signal(signal),
             ended = tie.hold() => AgentEnd::Supervisor(ended),
         };
         tracing::info!(node = name, "ends, and its hosts with it: {end}");
+        manager.iter().for_each(|manager| manager.stopping(&end.to_string()));
         let given_up = agent.given_up();
         // Hosts that are asked by a signal give what they have to those of other nodes first.
         let grace = if let AgentEnd::Signal(_) = end { cluster.stop_grace } else { Duration::ZERO };

@@ -16,7 +16,7 @@ use crate::{
     data_dir::{self, LockRole, logs, start_file::StartFile},
     error::{CliError, Exit},
     globals::{Globals, ReadFile},
-    observe::logging,
+    observe::{logging, service_manager::ServiceManager},
     processes::{
         keeper::Keeper,
         local_hosts,
@@ -105,6 +105,8 @@ impl<'a> RunningCluster<'a> {
         let outcome = match outcome {
             Ok(()) => {
                 globals.note("Ctrl-C stops the cluster");
+                let manager = ServiceManager::of_environment();
+                let manager = manager.map(|manager| manager.ready(&format!("serves at {}", record.url()), || true));
                 tokio::select! {
                     ended = self.keeper.ended() => {
                         if ended.is_ok() {
@@ -116,6 +118,7 @@ impl<'a> RunningCluster<'a> {
                     signal = signals.next() => {
                         globals.note("stopping");
                         tracing::info!("ends, and what it started with it: {signal}");
+                        manager.iter().for_each(|manager| manager.stopping(&signal.to_string()));
                         Ok(signal.exit())
                     }
                 }

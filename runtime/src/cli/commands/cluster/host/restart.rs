@@ -7,29 +7,46 @@ use std::{
 };
 
 use asterism_actors::api::{HostHealth, HostStatus, Role, Scheduling};
+use clap::Args;
 
-use super::{RestartArgs, STATUS_POLL, show};
 use crate::{
     cli::output,
     client::Client,
+    cluster::size::seconds,
     error::{CliError, Exit},
-    globals::{Format, Globals},
+    globals::Globals,
 };
+
+const STATUS_POLL: Duration = Duration::from_millis(200);
 
 /// What a host may take beyond its deadline to end.
 const RESTART_MARGIN: Duration = Duration::from_secs(10);
 
-/// Restarts one host, or all.
-pub fn restart(globals: &Globals, client: &Client, args: &RestartArgs) -> Result<(), CliError> {
-    let Some(name) = &args.name else { return restart_all(globals, client, args) };
-    let before = client.host(name)?;
-    let host = restart_one(globals, client, (&before, args))?;
-    show(globals, &host)?;
-    globals.note(next(&host));
-    Ok(())
+/// `asterism host restart`
+#[derive(Args, Debug)]
+pub struct RestartArgs {
+    /// Host of the cluster file
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub name: Option<String>,
+    /// Every host, one after the other: the next when the one before is ready again
+    #[arg(long)]
+    pub all: bool,
+    /// Seconds that a host may take to give away what it has; what it then has is encoded again elsewhere
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    pub deadline: Duration,
+    /// Give up when a host is not ready again so many seconds after it ended
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
+    pub timeout: Duration,
 }
 
-fn restart_all(globals: &Globals, client: &Client, args: &RestartArgs) -> Result<(), CliError> {
+/// Restarts one host, or all; returns them as they are then.
+pub fn restart(globals: &Globals, client: &Client, args: &RestartArgs) -> Result<Vec<HostStatus>, CliError> {
+    let Some(name) = &args.name else { return restart_all(globals, client, args) };
+    let before = client.host(name)?;
+    Ok(vec![restart_one(globals, client, (&before, args))?])
+}
+
+fn restart_all(globals: &Globals, client: &Client, args: &RestartArgs) -> Result<Vec<HostStatus>, CliError> {
     let started = Instant::now();
     let mut hosts = client.hosts()?;
     // Who generates goes last: by then those that it asks are as they stay.
@@ -42,12 +59,8 @@ fn restart_all(globals: &Globals, client: &Client, args: &RestartArgs) -> Result
         let is_another = now.pid != before[&host.name] && now.health == HostHealth::Ready;
         ended.push(if is_another { now } else { restart_one(globals, client, (&now, args))? });
     }
-    if globals.format != Format::Table {
-        output::print_json(&ended, globals.format)?;
-    }
     globals.note(format_args!("{} hosts were restarted in {:.1} s", ended.len(), started.elapsed().as_secs_f64()));
-    globals.note("next: asterism status");
-    Ok(())
+    Ok(ended)
 }
 
 /// Restarts a host that was `before`, and waits until another process of it is ready.
@@ -94,12 +107,5 @@ fn patient(client: &Client, name: &str) -> Result<HostStatus, CliError> {
             answer => return answer,
         }
         thread::sleep(STATUS_POLL);
-    }
-}
-
-fn next(host: &HostStatus) -> String {
-    match host.scheduling {
-        Scheduling::Open => "next: asterism status".into(),
-        _ => format!("next: asterism host uncordon {} lets it take work again", host.name),
     }
 }
