@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::supervisor::{Liveness, MixedNumerics, SessionLimits};
+use asterism_actors::supervisor::{Liveness, MixedNumerics, ReadyWhen, SessionLimits};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
@@ -42,6 +42,9 @@ const MOST_INTERVAL_MS: u64 = 10_000;
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
+
+/// Longest that a host may take to end: an hour.
+const LONGEST_STOP_S: u64 = 3600;
 
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +77,14 @@ pub struct Cluster {
     pub max_restarts: u32,
     /// Whether it takes no work before a self-test has passed.
     pub self_test: bool,
+    /// How long a host that is asked to end may take to give its work to others.
+    pub stop_grace: Duration,
+    /// When the cluster counts as ready to answer.
+    pub ready_when: ReadyWhen,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
     /// What pinned contexts may take.
     pub sessions: SessionLimits,
     /// What generates at once.
@@ -146,6 +157,10 @@ impl Cluster {
             mixed_numerics: file.cluster.mixed_numerics,
             max_restarts: file.supervisor.max_restarts,
             self_test: file.supervisor.self_test,
+            stop_grace: stop_grace(file)?,
+            rebalance: file.supervisor.rebalance,
+            avoid_stragglers: file.supervisor.avoid_stragglers,
+            ready_when: ready_when(file)?,
             sessions: sessions(file)?,
             serving: serving(file)?,
             queue: queue(file)?,
@@ -241,6 +256,32 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
         dead_after: Duration::from_millis(section.dead_after_ms),
         rejoin: REJOIN,
     })
+}
+
+fn stop_grace(file: &ClusterFile) -> Result<Duration, ClusterError> {
+    let got = file.supervisor.stop_grace_s;
+    match got <= LONGEST_STOP_S {
+        true => Ok(Duration::from_secs(got)),
+        false => Err(ClusterError::Value {
+            key: "supervisor.stop_grace_s",
+            got: got.to_string(),
+            expected: format!("0 to {LONGEST_STOP_S} seconds"),
+        }),
+    }
+}
+
+fn ready_when(file: &ClusterFile) -> Result<ReadyWhen, ClusterError> {
+    let contexts = file.hosts.iter().filter(|host| host.role == Role::Context).count();
+    match file.supervisor.ready_when {
+        file::ReadyWhen::Answers => Ok(ReadyWhen::Answers),
+        file::ReadyWhen::All => Ok(ReadyWhen::All),
+        file::ReadyWhen::Contexts(least) if least >= 1 => Ok(ReadyWhen::Contexts(least)),
+        file::ReadyWhen::Contexts(least) => Err(ClusterError::Value {
+            key: "supervisor.ready_when",
+            got: least.to_string(),
+            expected: format!("\"answers\", \"all\", or a number of context hosts, of which the file has {contexts}"),
+        }),
+    }
 }
 
 fn recovery(file: &ClusterFile) -> Result<Recovery, ClusterError> {

@@ -104,8 +104,16 @@ impl ShardInventory {
             self.idle_bytes -= lying.encoded.kv_bytes;
             self.held_bytes += lying.encoded.kv_bytes;
         }
-        let encoded =
-            Encoded { context, cached: true, seconds: 0.0, pairs: 0, exchange_bytes: 0, ..lying.encoded.clone() };
+        let encoded = Encoded {
+            context,
+            cached: true,
+            seconds: 0.0,
+            computing_s: 0.0,
+            operations: 0,
+            pairs: 0,
+            exchange_bytes: 0,
+            ..lying.encoded.clone()
+        };
         self.places.insert((context, encoded.block), place);
         Some((holder.map_or(KnownShard::Idle { place }, |context| KnownShard::Held { context }), encoded))
     }
@@ -209,7 +217,20 @@ mod tests {
 
     fn encoded(context: u64, block: u32, digest: u64) -> Encoded {
         let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, cached) = (4, 100, 0.5, 10, 0, false);
-        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, cached }
+        let (computing_s, operations) = (0.0, 0);
+        Encoded {
+            context,
+            block,
+            digest,
+            kept_tokens,
+            kv_bytes,
+            seconds,
+            computing_s,
+            operations,
+            pairs,
+            exchange_bytes,
+            cached,
+        }
     }
 
     #[test]

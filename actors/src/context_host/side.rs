@@ -63,8 +63,9 @@ impl<B: Backend> ContextSide<B> {
         let links = Arc::new(Links::new(plane.clone()));
         let (store, parcel_inbox) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
-        let pack_rows = batching.rows(decoder.backend());
-        let service = QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over };
+        let (pack_rows, effort) = (batching.rows(decoder.backend()), Arc::default());
+        let service =
+            QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over, effort };
         plane.runtime().clone().spawn(channels::serve(plane, service.clone()));
         Self {
             state: ContextHostState::new(pack_rows),
@@ -83,8 +84,9 @@ impl<B: Backend> ContextSide<B> {
         &self.links
     }
 
-    /// Adds what is known of its links.
+    /// Adds what is known of its links, and of what it answered.
     pub fn report(&self, report: &mut LinkReport) {
+        report.answered = self.service.effort.so_far();
         self.links.report(report);
     }
 

@@ -412,7 +412,20 @@ mod tests {
 
     fn report(context: u64, block: u32) -> Encoded {
         let (digest, kept_tokens, kv_bytes, seconds) = (5, 2, 8, 0.1);
-        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0, cached: false }
+        let (computing_s, operations) = (0.0, 0);
+        Encoded {
+            context,
+            block,
+            digest,
+            kept_tokens,
+            kv_bytes,
+            seconds,
+            computing_s,
+            operations,
+            pairs: 3,
+            exchange_bytes: 0,
+            cached: false,
+        }
     }
 
     fn reported(context: u64, block: u32) -> ContextHostCommand {

@@ -78,7 +78,7 @@ impl<B: Backend> EncodeWorker<B> {
         // Those that are encoded together with others pass nothing.
         let mut peers = RemotePeers::new(self.transfer.clone(), slot.clone(), order);
         let decoder = self.transfer.decoder.clone();
-        let encoded = self.encode(works, &pack, &mut peers, &slot);
+        let encoded = self.encode((works, *used), &pack, &mut peers, &slot);
         let used = slot.borrow().used() - used;
         if order.exchange != Exchange::None {
             parcel_inbox.end(attempt);
@@ -118,7 +118,7 @@ impl<B: Backend> EncodeWorker<B> {
     /// The shards of each work, and what is said of them.
     fn encode(
         self,
-        works: &[EncodeWork],
+        (works, used): (&[EncodeWork], f64),
         pack: &Pack,
         peers: &mut RemotePeers<B>,
         slot: &Rc<RefCell<Slot>>,
@@ -147,13 +147,16 @@ impl<B: Backend> EncodeWorker<B> {
             Phase1 { decoder, shards, inputs, blocks, exchange, behind: &[], heads }.encode(peers, &mut watch)?
         };
         decoder.backend().finish().map_err(ModelError::from)?;
-        let seconds = started.elapsed().as_secs_f64() / pack.rows().max(1) as f64;
+        let all = pack.rows().max(1) as f64;
+        let (seconds, computing_s) = (started.elapsed().as_secs_f64() / all, (slot.borrow().used() - used) / all);
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let heads = (shape.layers * shape.query_heads).max(1) as u64;
         let (mut exchange_bytes, mut encoded) = (peers.received_bytes(), encoded.into_iter());
         let mut ends = Vec::with_capacity(works.len());
         for EncodeWork { order, inputs, .. } in works {
             let mut shards: Vec<EncodedShard<B>> = encoded.by_ref().take(order.shards.len()).collect();
             let report = |((shard, ordered), input): ((&mut EncodedShard<B>, &Shard), &Input)| {
-                let pairs = watch.pairs.get(&shard.block).copied().unwrap_or(0);
+                let (pairs, rows) = (watch.pairs.get(&shard.block).copied().unwrap_or(0), input.ids.len());
                 shard.block = ordered.block;
                 Encoded {
                     context: order.context,
@@ -161,7 +164,9 @@ impl<B: Backend> EncodeWorker<B> {
                     digest: shard.digest,
                     kept_tokens: shard.tokens as u64,
                     kv_bytes: shard.bytes(decoder),
-                    seconds: seconds * input.ids.len() as f64,
+                    seconds: seconds * rows as f64,
+                    computing_s: computing_s * rows as f64,
+                    operations: shape.flops(rows, pairs / heads),
                     pairs,
                     exchange_bytes: std::mem::take(&mut exchange_bytes),
                     cached: false,

@@ -186,6 +186,8 @@ impl<B: Backend> HostShell<B> {
             HostCommand::Welcome { .. }
             | HostCommand::Refuse { .. }
             | HostCommand::Kill { .. }
+            | HostCommand::Start { .. }
+            | HostCommand::Leave
             | HostCommand::Shutdown => tracing::warn!(?command, "a command that is not for a working host"),
         }
     }

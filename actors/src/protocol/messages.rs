@@ -19,8 +19,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use choice::{TokenChoice, TokenShaping};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times,
-    ProcessReading, Refused, SPREAD_SECONDS, Traffic,
+    AnswerReading, Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink,
+    Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Traffic,
 };
 pub use model::ModelReport;
 pub use queries::{
@@ -208,6 +208,11 @@ pub enum HostMessage {
         /// How it looks.
         condition: Condition,
     },
+    /// The host was asked to end. It waits to be told so, which is when others have what it has, and for no longer than this.
+    Leaving {
+        /// Milliseconds until it ends in any case.
+        grace_ms: u64,
+    },
 }
 
 /// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.
@@ -280,6 +285,13 @@ pub enum HostCommand {
     },
     /// End the process.
     Shutdown,
+    /// End the process, which has nothing any more that anybody waits for. Its node starts it again.
+    Leave,
+    /// A node: start a host's process, unless it runs or is about to.
+    Start {
+        /// Host.
+        host: String,
+    },
 }
 
 /// Phase 1 of shards that one host encodes together: a single one, or all it holds of a plan whose shards pass each other

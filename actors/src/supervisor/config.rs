@@ -39,6 +39,12 @@ pub struct SupervisorConfig {
     pub max_queue_bytes: u64,
     /// Who takes the work of a host that is lost.
     pub recovery: Recovery,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// When the cluster counts as ready to answer.
+    pub ready_when: ReadyWhen,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
     /// How long a job waits for a host to take lost work.
     pub patience: Duration,
     /// How fast context hosts are, where that was measured.
@@ -69,6 +75,18 @@ pub struct SessionLimits {
     pub default_ttl: Duration,
     /// Most bytes of keys and values over all sessions and hosts.
     pub max_pinned_bytes: Option<u64>,
+}
+
+/// When a cluster counts as ready to answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadyWhen {
+    /// A host encodes and a host generates, whichever.
+    #[default]
+    Answers,
+    /// Every host is ready.
+    All,
+    /// So many context hosts are ready, and a host generates.
+    Contexts(usize),
 }
 
 /// Who takes the work of a host that is lost.

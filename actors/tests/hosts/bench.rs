@@ -13,7 +13,7 @@ use std::{
 use asterism_actors::{
     DeviceHandover, HostConfig, HostError, LoadedModel, Transports,
     cores::OwnDevice,
-    host,
+    host::{self, HostEnd},
     messages::{
         ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, RefreshOrder, ShardHolder,
         TokenChoice, WireMessage,
@@ -257,7 +257,7 @@ pub struct Bench {
     pub transport: Arc<dyn Transport>,
     pub lines: BTreeMap<String, Line>,
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
-    pub hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
+    pub hosts: BTreeMap<String, JoinHandle<Result<HostEnd, HostError>>>,
     settings: (usize, Option<DeviceHandover>),
     /// Bytes of frames that were sent.
     pub sent: Arc<AtomicUsize>,

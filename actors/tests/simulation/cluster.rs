@@ -337,7 +337,7 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             let cause = match running.await {
-                Ok(Ok(())) => "it ended".into(),
+                Ok(Ok(_)) => "it ended".into(),
                 Ok(Err(error)) => cluster.judge_end(host, error),
                 Err(error) if error.is_cancelled() => "signal 9".into(),
                 Err(error) => {

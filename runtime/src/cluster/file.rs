@@ -219,6 +219,28 @@ pub struct SupervisorSection {
     pub max_restarts: u32,
     /// Whether the cluster takes no work before a self-test has passed.
     pub self_test: bool,
+    /// Seconds that a host which SIGTERM asks to end may take to give its work to others.
+    pub stop_grace_s: u64,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// When `/readyz` says so: `"answers"`, `"all"`, or a number of context hosts.
+    pub ready_when: ReadyWhen,
+}
+
+/// When a cluster counts as ready to answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReadyWhen {
+    /// A host encodes and a host generates.
+    #[default]
+    Answers,
+    /// Every host is ready.
+    All,
+    /// So many context hosts are ready, and a host generates.
+    #[serde(untagged)]
+    Contexts(usize),
 }
 
 /// What happens to a job whose host died.
@@ -365,6 +387,10 @@ impl Default for SupervisorSection {
             recovery: Recovery::Redistribute,
             max_restarts: 20,
             self_test: false,
+            stop_grace_s: 8,
+            rebalance: true,
+            avoid_stragglers: false,
+            ready_when: ReadyWhen::Answers,
         }
     }
 }

@@ -6,7 +6,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
+use asterism_actors::{
+    HostConfig, HostError, LoadedModel, ModelLoader, Transports,
+    cores::Cores,
+    host::{self, HostEnd},
+};
 use asterism_kernels::{Backend, Cpu};
 use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, SharedWeights, Tokenizer};
 
@@ -157,7 +161,7 @@ pub async fn run_host(
     transports: Transports,
     setup: DeviceSetup,
     joined: impl FnOnce() + Send + 'static,
-) -> Result<(), HostError> {
+) -> Result<HostEnd, HostError> {
     let (of, weights) = (&setup.host, setup.weights.clone());
     let numbers = Numbers::of(&setup.cluster.model);
     match of.device {

@@ -73,6 +73,7 @@ impl SupervisorService {
             links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
+            data_dir: cluster.data_dir.clone(),
             door,
             listen,
             token,
@@ -95,9 +96,19 @@ impl SupervisorService {
         self.stop_wanted.notified().await;
     }
 
-    /// Tells every host to end, and ends supervisor and admin API.
-    pub async fn stop(self) {
+    /// Tells every host to end, and ends supervisor and APIs.
+    pub async fn shut_down(self) {
         self.supervisor.shutdown().await;
+        self.close().await;
+    }
+
+    /// Ends supervisor and APIs, and leaves hosts as they are.
+    pub async fn stop(self) {
+        self.supervisor.stop().await;
+        self.close().await;
+    }
+
+    async fn close(self) {
         if let Some(api) = self.api {
             api.stop().await;
         }

@@ -16,6 +16,7 @@ use std::{
 use asterism_actors::{
     Batching, HostConfig, HostError, Transports,
     api::Role,
+    host::HostEnd,
     messages::{Condition, HostRole},
     metric::{self},
     node::{self, NodeLink, NodeView},
@@ -25,6 +26,7 @@ use asterism_actors::{
 };
 use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
+use tokio::sync::watch;
 
 use crate::{
     api::admin::door::PeerRefusals,
@@ -130,6 +132,9 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
             cluster_file::Recovery::Redistribute => Recovery::Redistribute,
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
+        rebalance: cluster.rebalance,
+        avoid_stragglers: cluster.avoid_stragglers,
+        ready_when: cluster.ready_when,
         patience: scheduling::PLACEMENT_PATIENCE,
         speeds: calibration::find(cluster, &model.name).ok(),
         sessions: cluster.sessions,
@@ -147,13 +152,13 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
 }
 
 /// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
-/// start of the process. Calls `joined` when the supervisor has welcomed all of them for the first time.
+/// start of the process. They leave once `leaving` is true, and all of them when one does. Calls `joined` when the supervisor has welcomed all of them for the first time.
 pub async fn run_hosts<'a>(
     cluster: &'a Cluster,
     hosts: &[&'a Host],
     (supervisor, start): (SocketAddr, u64),
-    joined: impl FnOnce() + Send + 'static,
-) -> Result<(), CliError> {
+    (joined, leave, leaving): (impl FnOnce() + Send + 'static, watch::Sender<bool>, watch::Receiver<bool>),
+) -> Result<HostEnd, CliError> {
     let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
     let one_joined = Arc::new(move || {
         if waited_for.fetch_sub(1, Ordering::Relaxed) == 1
@@ -167,12 +172,22 @@ pub async fn run_hosts<'a>(
     let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
     let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
+        let (config, leave) = (HostConfig { leave: Some(leaving.clone()), ..config }, &leave);
         let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
         let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
         let network = Some(network).filter(|_| alike > 1);
-        run_host(cluster, host, (config, network, weights.clone()), move || joined())
+        let ended = run_host(cluster, host, (config, network, weights.clone()), move || joined());
+        async move {
+            let ended = ended.await;
+            if let Ok(HostEnd::Left) = ended {
+                // The hosts of a process end together.
+                leave.send_replace(true);
+            }
+            ended
+        }
     };
-    try_join_all(hosts.iter().copied().map(run)).await.map(drop)
+    let ended = try_join_all(hosts.iter().copied().map(run)).await?;
+    Ok(if ended.contains(&HostEnd::Left) { HostEnd::Left } else { HostEnd::Ended })
 }
 
 /// What a host is started as. What its process counts is for one host of it to tell.
@@ -188,7 +203,8 @@ fn host_config(
         cluster_file::Role::Spare => HostRole::Spare,
     };
     let batching = Batching { token_interval: cluster.serving.token_interval, pack_rows: None };
-    let mut config = HostConfig { tally, batching, ..HostConfig::new(&host.name, role, supervisor, start) };
+    let grace = cluster.stop_grace;
+    let mut config = HostConfig { tally, batching, grace, ..HostConfig::new(&host.name, role, supervisor, start) };
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
@@ -201,7 +217,7 @@ async fn run_host(
     host: &Host,
     (config, network, weights): (HostConfig, Option<&LocalNetwork>, ProcessWeights),
     joined: impl FnOnce() + Send + 'static,
-) -> Result<(), CliError> {
+) -> Result<HostEnd, CliError> {
     let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
     let transports = Transports { control, data: data::plane(cluster, host, network)? };
     let parts = device::parts(host.role, cluster.recovery);

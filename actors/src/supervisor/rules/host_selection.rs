@@ -78,6 +78,7 @@ impl<'a> HostSelection<'a> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
+            let rank = rank + u8::from(self.config.avoid_stragglers && record.pace.is_slow());
             let load = self.contexts.load(host);
             let taken = record.spec.weight_bytes + held(&load);
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
@@ -109,6 +110,20 @@ impl<'a> HostSelection<'a> {
             let policy = &context.prepared.placement;
             place_among_equals(&demands, candidates, policy, wanted.as_deref())
         })
+    }
+
+    /// Hosts of equal numerics for `blocks` of a context now, of those that `fit`.
+    pub fn find_among(
+        &self,
+        context: &Context,
+        blocks: &[usize],
+        fit: impl Fn(usize) -> bool,
+    ) -> Result<Vec<usize>, PlacementRefusal> {
+        let wanted = self.wanted(context, blocks);
+        let takes = |host| self.hosts.at(host).takes_work() && fit(host);
+        let demands = demands(&context.prepared, &context.reused, blocks);
+        let candidates = self.candidates(|load| load.kv_bytes, takes);
+        place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref())
     }
 
     /// Those that others could not reach are better than none.
