@@ -64,6 +64,14 @@ pub enum KernelError {
         /// The GPU.
         index: usize,
     },
+    /// An operation that a model needs and the device does not have.
+    #[error("the model needs {operation}, for which the device ({device}) has no kernel; run it on the CPU")]
+    NoKernel {
+        /// What is missing.
+        operation: &'static str,
+        /// The numerics of the device.
+        device: String,
+    },
     /// A GPU without room for what has to be on it.
     #[error(
         "GPU {index} is too small: the weights take {bytes} bytes, {free} of its {all} are free, {missing} are missing; put fewer hosts on it, or a smaller model"
@@ -112,6 +120,7 @@ impl KernelError {
             Self::NoDevice { .. } => "kernel_no_device",
             Self::Abandoned => "kernel_abandoned",
             Self::EightBits { .. } => "kernel_eight_bits",
+            Self::NoKernel { .. } => "kernel_missing",
             Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",
