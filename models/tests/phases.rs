@@ -6,6 +6,8 @@ mod batch;
 mod carried;
 #[path = "phases/chain.rs"]
 mod chain;
+#[path = "phases/group.rs"]
+mod group;
 #[path = "phases/new_method.rs"]
 mod new_method;
 #[path = "phases/refresh.rs"]

@@ -194,8 +194,8 @@ impl Cluster {
 
     /// The hosts that hold weights together with `host`, itself among them.
     pub fn with_weights_of<'a>(&'a self, host: &'a Host) -> impl Iterator<Item = &'a Host> {
-        let own = (&host.process, host.device, host.kernels);
-        self.hosts.iter().filter(move |other| (&other.process, other.device, other.kernels) == own)
+        let own = (&host.process, &host.devices, host.kernels);
+        self.hosts.iter().filter(move |other| (&other.process, &other.devices, other.kernels) == own)
     }
 
     /// Threads `host` computes with on a machine of `cores` where all its hosts compute: context hosts share them, the query

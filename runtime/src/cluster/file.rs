@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::file::error::FileError;
 use crate::cluster::size::Bytes;
-pub use device::Device;
+pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};

@@ -4,6 +4,7 @@ mod data;
 pub(crate) mod listener;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -31,10 +32,7 @@ use tokio::sync::watch;
 use crate::{
     api::admin::door::PeerRefusals,
     certificates::{credentials, members},
-    cluster::{
-        Cluster, Host,
-        file::{self as cluster_file, Device},
-    },
+    cluster::{Cluster, Host, file as cluster_file},
     data_dir::{self, private},
     error::CliError,
     observe::metrics,
@@ -107,7 +105,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
-        device: host.device.to_string(),
+        device: host.devices.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
         weight_bytes: device::weight_bytes(cluster, host, &model.config),
@@ -167,15 +165,16 @@ pub async fn run_hosts<'a>(
             joined();
         }
     });
-    // Tensors lie on devices, and hosts hand each other those of their own kind.
-    let (cpus, gpus) = (LocalNetwork::new(), LocalNetwork::new());
+    // Tensors lie on devices, and hosts hand each other those of their own kind, on as many devices.
+    let kind = |host: &Host| (host.devices.on_cpu(), host.devices.count());
+    let kinds: BTreeSet<_> = hosts.iter().map(|host| kind(host)).collect();
+    let networks: BTreeMap<_, _> = kinds.into_iter().map(|kind| (kind, LocalNetwork::new())).collect();
     let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
     let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
         let (config, leave) = (HostConfig { leave: Some(leaving.clone()), ..config }, &leave);
-        let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
-        let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
-        let network = Some(network).filter(|_| alike > 1);
+        let alike = hosts.iter().filter(|other| kind(other) == kind(host)).count();
+        let network = networks.get(&kind(host)).filter(|_| alike > 1);
         let ended = run_host(cluster, host, (config, network, weights.clone()), move || joined());
         async move {
             let ended = ended.await;
@@ -224,7 +223,7 @@ async fn run_host(
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
-    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
+    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.devices, cores, "starting");
     let setup = device::DeviceSetup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))

@@ -13,7 +13,7 @@ use crate::{
     },
     cluster::{
         Cluster, Host,
-        file::{ClusterFile, DType, Device, Role},
+        file::{ClusterFile, DType, Devices, Role},
         sample::SAMPLE,
     },
     data_dir,
@@ -65,6 +65,7 @@ const OPTIONAL: &str = "\
 # node = \"north\"                      # the only node
 # process = \"both\"                    # shared with the hosts that name it too: tensors in memory; its own
 # device = \"cuda:0\"                   # a GPU; device of [model]
+# devices = [\"cuda:0\", \"cuda:1\"]      # instead of device: several that share the model; one
 # port = 7410                         # chosen by the operating system
 # threads = 8                         # the node's cores, shared by its hosts that compute
 # kernels = \"avx2\"                    # instructions of the CPU; the best there are
@@ -172,7 +173,7 @@ struct HostRow {
     name: String,
     role: Role,
     node: String,
-    device: Device,
+    device: Devices,
     address: String,
     /// None: a share of a machine that is not this one.
     threads: Option<Threads>,
@@ -192,14 +193,14 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
     let here: Vec<&str> = local_hosts(cluster).into_iter().map(|host| host.name.as_str()).collect();
     let threads = |host: &Host| match host.threads {
         Some(given) => Some(Threads { least: given, most: given }),
-        None if host.device != Device::Cpu || !here.contains(&host.name.as_str()) => None,
+        None if !host.devices.on_cpu() || !here.contains(&host.name.as_str()) => None,
         None => Some(Threads { least: cluster.threads_of(host, cores), most: cores }),
     };
     let row = |host: &Host| HostRow {
         name: host.name.clone(),
         role: host.role,
         node: host.node.clone(),
-        device: host.device,
+        device: host.devices.clone(),
         address: match host.address.port() {
             0 => format!("{} (any port)", host.address.ip()),
             _ => host.address.to_string(),

@@ -25,7 +25,7 @@ use crate::{
     observe::logging,
     processes::{calibration, checkpoint, wiring},
 };
-use placed::{Holders, query_memory};
+use placed::{Holders, query_memory, weights_by_device};
 
 /// `asterism plan`
 #[derive(Args, Debug)]
@@ -260,6 +260,7 @@ impl Planner {
             globals.note(format_args!("auto took {}: {reason}", plan.method.name));
         }
         globals.note(timing);
+        weights_by_device(&self.cluster, &self.model.config).into_iter().for_each(|words| globals.note(words));
         Ok(())
     }
 
