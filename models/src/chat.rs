@@ -11,7 +11,7 @@ mod source;
 mod turn;
 
 use crate::{Checkpoint, ModelError, Tokenizer};
-pub use calls::{CallReader, Told, tools_as_text};
+pub use calls::{CallPiece, CallReader, tools_as_text};
 pub use date::{NoDate, TemplateDate};
 pub use refusal::TemplateRefusal;
 pub use render::{Ending, Render, RenderOptions, Rendered};

@@ -15,8 +15,8 @@ mod sampling;
 mod tokenizer;
 
 pub use chat::{
-    CallReader, ChatTemplate, ChatTurn, Ending, LongSeparator, NoDate, QuerySeparator, Render, RenderOptions, Rendered,
-    Speaker, TemplateDate, TemplateRefusal, TemplateSource, Told, ToolCall, Tooling, tools_as_text,
+    CallPiece, CallReader, ChatTemplate, ChatTurn, Ending, LongSeparator, NoDate, QuerySeparator, Render,
+    RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal, TemplateSource, ToolCall, Tooling, tools_as_text,
 };
 pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
 pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape};

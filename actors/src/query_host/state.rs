@@ -106,7 +106,7 @@ struct GenerationRecord {
 enum GenerationPhase {
     #[default]
     Running,
-    /// Told to stop; what was ordered meanwhile begins when it has.
+    /// CallPiece to stop; what was ordered meanwhile begins when it has.
     Stopping(Option<Box<Generate>>),
     /// Ended, having said this.
     Ended(HostMessage),

@@ -41,7 +41,7 @@ pub struct Cluster {
     pub disk: Disk,
     began: Instant,
     state: Mutex<State>,
-    /// Told when a job enters a phase, a session is made, or a supervisor comes.
+    /// CallPiece when a job enters a phase, a session is made, or a supervisor comes.
     pub moved: Notify,
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// A piece of what a model writes.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Told {
+pub enum CallPiece {
     /// Text.
     Text(String),
     /// A call: the tool's name and its arguments, as JSON.
@@ -54,7 +54,7 @@ impl CallReader {
     }
 
     /// More that the model wrote.
-    pub fn push(&mut self, text: &str) -> Vec<Told> {
+    pub fn push(&mut self, text: &str) -> Vec<CallPiece> {
         self.held.push_str(text);
         let mut told = Vec::new();
         while self.step(&mut told, false) {}
@@ -65,7 +65,7 @@ impl CallReader {
     }
 
     /// Nothing more comes.
-    pub fn finish(&mut self) -> Vec<Told> {
+    pub fn finish(&mut self) -> Vec<CallPiece> {
         let mut told = Vec::new();
         while self.step(&mut told, true) {}
         self.tell_all(&mut told);
@@ -77,7 +77,7 @@ impl CallReader {
         self.has_called
     }
 
-    fn tell_all(&mut self, told: &mut Vec<Told>) {
+    fn tell_all(&mut self, told: &mut Vec<CallPiece>) {
         let rest = std::mem::take(&mut self.held);
         // Blanks behind a call say nothing.
         if !(self.has_called && rest.trim().is_empty()) {
@@ -87,7 +87,7 @@ impl CallReader {
     }
 
     /// Gets on with what is held; says whether there may be more to get on with.
-    fn step(&mut self, told: &mut Vec<Told>, is_last: bool) -> bool {
+    fn step(&mut self, told: &mut Vec<CallPiece>, is_last: bool) -> bool {
         match self.place {
             ReaderPlace::Start => self.begin(),
             ReaderPlace::Text => self.look(told),
@@ -113,7 +113,7 @@ impl CallReader {
     }
 
     /// Looks for a mark in text.
-    fn look(&mut self, told: &mut Vec<Told>) -> bool {
+    fn look(&mut self, told: &mut Vec<CallPiece>) -> bool {
         let found = MARKS.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
         let Some((at, mark)) = found else {
             // The end of what is held may begin a mark.
@@ -137,7 +137,7 @@ impl CallReader {
         true
     }
 
-    fn hermes(&mut self, told: &mut Vec<Told>, is_last: bool) -> bool {
+    fn hermes(&mut self, told: &mut Vec<CallPiece>, is_last: bool) -> bool {
         let mark = MARKS[0].len();
         let end = self.held[mark..].find(HERMES_END).map(|at| at + mark);
         let (inner, whole) = match end {
@@ -157,7 +157,7 @@ impl CallReader {
     }
 
     /// JSON of one call or of several, or names with arguments behind them.
-    fn bare(&mut self, told: &mut Vec<Told>, mark: usize, is_last: bool) -> bool {
+    fn bare(&mut self, told: &mut Vec<CallPiece>, mark: usize, is_last: bool) -> bool {
         let inner = &self.held[mark..];
         let blank = inner.len() - inner.trim_start().len();
         let (name, from) = match inner[blank..].chars().next() {
@@ -177,7 +177,7 @@ impl CallReader {
             return if is_last { self.no_call(told, self.held.len()) } else { false };
         };
         let value = serde_json::from_str::<Value>(&self.held[from..end]).ok();
-        let calls: Option<Vec<Told>> = match (value, name) {
+        let calls: Option<Vec<CallPiece>> = match (value, name) {
             (Some(arguments), Some(name)) => self.named(name, &arguments).map(|call| vec![call]),
             (Some(Value::Array(values)), None) if !values.is_empty() => {
                 values.iter().map(|value| self.call(value)).collect()
@@ -196,7 +196,7 @@ impl CallReader {
     }
 
     /// What is held up to here is text.
-    fn no_call(&mut self, told: &mut Vec<Told>, end: usize) -> bool {
+    fn no_call(&mut self, told: &mut Vec<CallPiece>, end: usize) -> bool {
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
         tell(text, told);
@@ -204,13 +204,13 @@ impl CallReader {
         true
     }
 
-    fn called(&mut self, calls: Vec<Told>, told: &mut Vec<Told>) {
+    fn called(&mut self, calls: Vec<CallPiece>, told: &mut Vec<CallPiece>) {
         self.has_called = true;
         told.extend(calls);
     }
 
     /// A call that an object says, by a tool that there is.
-    fn call(&self, value: &Value) -> Option<Told> {
+    fn call(&self, value: &Value) -> Option<CallPiece> {
         let value = value.get("function").filter(|inner| inner.is_object()).unwrap_or(value);
         let name = value.get("name")?.as_str()?;
         let empty = Value::Object(Default::default());
@@ -218,18 +218,18 @@ impl CallReader {
         self.named(name.to_owned(), arguments)
     }
 
-    fn named(&self, name: String, arguments: &Value) -> Option<Told> {
+    fn named(&self, name: String, arguments: &Value) -> Option<CallPiece> {
         // Some models write arguments as a text of JSON.
         let inner = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
         let arguments = inner.as_ref().unwrap_or(arguments);
         let known = self.tools.contains(&name) && arguments.is_object();
-        known.then(|| Told::Call { name, arguments: arguments.to_string() })
+        known.then(|| CallPiece::Call { name, arguments: arguments.to_string() })
     }
 }
 
-fn tell(text: String, told: &mut Vec<Told>) {
+fn tell(text: String, told: &mut Vec<CallPiece>) {
     if !text.is_empty() {
-        told.push(Told::Text(text));
+        told.push(CallPiece::Text(text));
     }
 }
 
@@ -270,25 +270,25 @@ pub fn tools_as_text(tools: &[Value]) -> String {
 mod tests {
     use super::*;
 
-    fn call(name: &str, arguments: &str) -> Told {
-        Told::Call { name: name.to_owned(), arguments: arguments.to_owned() }
+    fn call(name: &str, arguments: &str) -> CallPiece {
+        CallPiece::Call { name: name.to_owned(), arguments: arguments.to_owned() }
     }
 
-    fn said(text: &str) -> Told {
-        Told::Text(text.to_owned())
+    fn said(text: &str) -> CallPiece {
+        CallPiece::Text(text.to_owned())
     }
 
     /// What comes of a text that comes in pieces of so many characters.
-    fn read(text: &str, size: usize) -> Vec<Told> {
+    fn read(text: &str, size: usize) -> Vec<CallPiece> {
         let mut reader = CallReader::new(vec!["weather".to_owned(), "time".to_owned()]);
         let characters: Vec<char> = text.chars().collect();
-        let mut told: Vec<Told> = Vec::new();
+        let mut told: Vec<CallPiece> = Vec::new();
         let pieces = characters.chunks(size).map(String::from_iter);
-        let mut all: Vec<Told> = pieces.flat_map(|piece: String| reader.push(&piece)).collect();
+        let mut all: Vec<CallPiece> = pieces.flat_map(|piece: String| reader.push(&piece)).collect();
         all.extend(reader.finish());
         for piece in all {
             match (told.last_mut(), piece) {
-                (Some(Told::Text(before)), Told::Text(more)) => *before += &more,
+                (Some(CallPiece::Text(before)), CallPiece::Text(more)) => *before += &more,
                 (_, piece) => told.push(piece),
             }
         }

@@ -65,7 +65,7 @@ impl Render for TemplateSource {
         let engine = Engine::new(&self.text, &self.variables, options)?;
         let subject = Subject { turns, options };
         let (texts, continued) = self.texts(subject)?;
-        let plain = engine.write(&subject.given(&texts))?;
+        let plain = engine.write(&subject.input(&texts))?;
         let length = match continued {
             Some(last) => continued_length(&plain, last)?,
             None => plain.len(),
@@ -179,7 +179,7 @@ impl Rendering<'_> {
         });
         let texts: Vec<Cow<str>> = texts.collect();
         let mut compared = Compared::with(self.plain, marks);
-        match self.engine.write_to(&self.subject.given(&texts), &mut compared) {
+        match self.engine.write_to(&self.subject.input(&texts), &mut compared) {
             Err(TemplateRefusal::Limit(cause)) if !compared.differs() => return Err(TemplateRefusal::Limit(cause)),
             Err(_) => return Ok(None),
             Ok(()) => {}
@@ -225,7 +225,7 @@ impl Rendering<'_> {
     fn where_questions_part(&self, marks: Marks, (turn, byte): (usize, usize)) -> Result<usize, TemplateRefusal> {
         let mut texts = self.texts.to_vec();
         texts[turn] = format!("{}{}", &self.subject.turns[turn].text[..byte], marks.stand_in()).into();
-        let other = match self.engine.write(&self.subject.given(&texts)) {
+        let other = match self.engine.write(&self.subject.input(&texts)) {
             Ok(other) => other,
             Err(TemplateRefusal::Limit(cause)) => return Err(TemplateRefusal::Limit(cause)),
             // It takes no other question: nothing is known to be the same.

@@ -9,7 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind};
 
-use super::{python, subject::Given};
+use super::{python, subject::TemplateInput};
 use crate::chat::{Ending, RenderOptions, TemplateDate, TemplateRefusal};
 
 /// Longest text of a template.
@@ -57,25 +57,25 @@ impl Engine {
     }
 
     /// The conversation as the template writes it.
-    pub fn write(&self, given: &Given) -> Result<String, TemplateRefusal> {
+    pub fn write(&self, input: &TemplateInput) -> Result<String, TemplateRefusal> {
         let mut text = Vec::new();
-        self.write_to(given, &mut text)?;
+        self.write_to(input, &mut text)?;
         String::from_utf8(text).map_err(|_| TemplateRefusal::Unfit("it writes no UTF-8".to_owned()))
     }
 
     /// [`Engine::write`] to a writer.
-    pub fn write_to(&self, given: &Given, to: impl io::Write) -> Result<(), TemplateRefusal> {
-        let (count, bytes) = (given.count, given.bytes);
+    pub fn write_to(&self, input: &TemplateInput, to: impl io::Write) -> Result<(), TemplateRefusal> {
+        let (count, bytes) = (input.count, input.bytes);
         let most = MOST_ADDED + MOST_ADDED_A_MESSAGE * count;
         let own = [
-            ("messages", given.messages.clone()),
+            ("messages", input.messages.clone()),
             // Where none are given, transformers writes none.
-            ("tools", given.tools.clone()),
+            ("tools", input.tools.clone()),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(self.answers)),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let asked = given.variables.iter().cloned();
+        let asked = input.variables.iter().cloned();
         let context = Value::from_pairs(asked.chain(self.variables.iter().cloned()).chain(own));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_A_MESSAGE * count as u64));

@@ -16,7 +16,7 @@ pub struct Subject<'t> {
 }
 
 /// The same as a template gets it.
-pub struct Given {
+pub struct TemplateInput {
     pub messages: Value,
     pub tools: Value,
     pub variables: Vec<(String, Value)>,
@@ -27,7 +27,7 @@ pub struct Given {
 }
 
 impl<'t> Subject<'t> {
-    /// All texts: first what the messages say, then the others in the order of [`Subject::given`].
+    /// All texts: first what the messages say, then the others in the order of [`Subject::input`].
     pub fn texts(&self) -> Vec<&'t str> {
         let mut texts: Vec<&str> = self.turns.iter().map(|turn| turn.text.as_str()).collect();
         for tooling in self.turns.iter().filter_map(|turn| turn.tooling.as_deref()) {
@@ -54,7 +54,7 @@ impl<'t> Subject<'t> {
     }
 
     /// What the template gets, with these texts in the place of its own.
-    pub fn given(&self, texts: &[Cow<'_, str>]) -> Given {
+    pub fn input(&self, texts: &[Cow<'_, str>]) -> TemplateInput {
         let (said, others) = texts.split_at(self.turns.len());
         let mut others = others.iter();
         let mut next = || Value::from(others.next().map_or("", AsRef::as_ref));
@@ -64,7 +64,7 @@ impl<'t> Subject<'t> {
         let filled: Vec<Value> = tools.iter().map(|tool| fill(tool, &mut next)).collect();
         let tools = if tools.is_empty() { Value::from(()) } else { Value::from(filled) };
         let variables = variables.iter().map(|(name, value)| (name.clone(), fill(value, &mut next))).collect();
-        Given { messages, tools, variables, bytes: texts.iter().map(|text| text.len()).sum(), count }
+        TemplateInput { messages, tools, variables, bytes: texts.iter().map(|text| text.len()).sum(), count }
     }
 }
 

@@ -37,7 +37,7 @@ pub struct AdminState {
     pub intake: Intake,
     /// What clients of OpenAI's API keep, where there is one.
     pub store: Option<Arc<Store>>,
-    /// Told when a client asks for the end.
+    /// CallPiece when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
 

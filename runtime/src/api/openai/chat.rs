@@ -46,7 +46,7 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let variables = variables(&mut fields)?;
     let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
-    (asked.choices, asked.job.logprobs) = (choices, asked.shape.told());
+    (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());
     let conversation = Conversation { turns, ending, tools, variables };
     asked = about(state, conversation, (asked, "messages")).await?;
     if prompt_logprobs.is_some() {

@@ -100,7 +100,7 @@ impl PromptAsk {
     ) -> Checked<(JobRequest, AnswerShape)> {
         let model = state.supervisor.model().clone();
         let (echo, whole, separator) = (self.echo, self.whole, self.separator.clone());
-        let job = JobRequest { logprobs: shape.told(), ..job };
+        let job = JobRequest { logprobs: shape.most_logprobs(), ..job };
         let made = block(move || -> Result<_, JobError> {
             if whole || is_one_token(&prompt) {
                 let ids = model.whole_ids(prompt.clone())?;

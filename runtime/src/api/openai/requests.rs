@@ -2,7 +2,7 @@
 
 pub(crate) mod ask;
 pub(crate) mod fields;
-mod form;
+pub(crate) mod form;
 mod known;
 pub(crate) mod logprobs;
 pub(crate) mod message;

@@ -10,7 +10,7 @@ use asterism_actors::{
 };
 
 use super::{
-    completion_events::{ChatVoice, UsageTold},
+    completion_events::{ChatVoice, StreamUsage},
     connection::ClientConnection,
     running::RunningJob,
     stream,
@@ -48,7 +48,7 @@ pub async fn give(
                 so_far = streamed.usage_so_far.then_some(status.context_tokens + status.query_tokens);
                 scored = status.scored_tokens;
             }
-            let usage = UsageTold { at_end: streamed.usage, so_far, shared: None };
+            let usage = StreamUsage { at_end: streamed.usage, so_far, shared: None };
             let voice = ChatVoice::new(head, usage, scored);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }

@@ -1,6 +1,6 @@
 //! Calls of tools within an answer, as it comes or as a whole. Words them for no client.
 
-use asterism_models::{CallReader, Told};
+use asterism_models::{CallPiece, CallReader};
 use serde_json::Value;
 
 use crate::api::openai::requests::tools::{ToolChoice, Tools};
@@ -105,12 +105,12 @@ impl AnswerReader {
         self.calls > 0
     }
 
-    fn pieces(&mut self, told: Vec<Told>) -> Vec<AnswerPiece> {
+    fn pieces(&mut self, told: Vec<CallPiece>) -> Vec<AnswerPiece> {
         let mut pieces = Vec::new();
         for one in told {
             match one {
-                Told::Text(text) => pieces.push(AnswerPiece::Text(text)),
-                Told::Call { name, arguments: json } => {
+                CallPiece::Text(text) => pieces.push(AnswerPiece::Text(text)),
+                CallPiece::Call { name, arguments: json } => {
                     pieces.push(self.begin(name));
                     pieces.push(AnswerPiece::Arguments { index: self.calls - 1, json });
                 }

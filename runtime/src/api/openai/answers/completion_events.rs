@@ -25,7 +25,7 @@ pub const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 pub struct ChatVoice {
     head: Head,
     /// What is told of tokens, and to whom.
-    usage: UsageTold,
+    usage: StreamUsage,
     /// Bytes of the answer that were told.
     told: usize,
     /// Tokens of the prompt that are still to come before those of the answer.
@@ -36,7 +36,7 @@ pub struct ChatVoice {
 }
 
 /// Tokens that a stream tells.
-pub struct UsageTold {
+pub struct StreamUsage {
     /// At the end.
     pub at_end: bool,
     /// With each piece: those of the prompt.
@@ -74,7 +74,7 @@ impl TokensTaken {
 
 impl ChatVoice {
     /// Whose chunks begin with `head`, behind so many tokens of the prompt.
-    pub fn new(head: Head, usage: UsageTold, scored: usize) -> Self {
+    pub fn new(head: Head, usage: StreamUsage, scored: usize) -> Self {
         let reader = head.reader();
         Self { head, usage, told: 0, prompt_left: scored, generated: 0, reader }
     }

@@ -14,7 +14,7 @@ use futures_util::{
 
 use super::{
     answer,
-    completion_events::{ChatVoice, DONE, TokensTaken, UsageTold, data},
+    completion_events::{ChatVoice, DONE, StreamUsage, TokensTaken, data},
     connection::ClientConnection,
     running::RunningJob,
     stream::{self as streaming, StreamPiece},
@@ -56,7 +56,7 @@ pub async fn give(
     let first = &jobs[0].job.0.id;
     let head = Head::new(kind, first, answer::unix_time(), state.supervisor.model());
     if let Some(streamed) = streamed {
-        return told(&state, request, (jobs, head), streamed).await;
+        return stream_all(&state, request, (jobs, head), streamed).await;
     }
     let (client, mut taken) = (ClientConnection::of(request), TokensTaken::default());
     let mut ended = Vec::with_capacity(jobs.len());
@@ -101,7 +101,7 @@ async fn started(
 }
 
 /// Streams what the jobs say, each piece with the number of its answer.
-async fn told(
+async fn stream_all(
     state: &ApiState,
     request: &HttpRequest,
     (jobs, head): (Vec<ChoiceJob>, Head),
@@ -112,7 +112,7 @@ async fn told(
     for (index, ChoiceJob { job, shape, is_first }) in jobs.into_iter().enumerate() {
         let status = state.supervisor.status(&job.0.id).await.map_err(|error| refusal::of_job(error, "prompt"))?;
         let so_far = streamed.usage_so_far.then_some(status.context_tokens + status.query_tokens);
-        let usage = UsageTold { at_end: false, so_far, shared: Some((taken.clone(), is_first)) };
+        let usage = StreamUsage { at_end: false, so_far, shared: Some((taken.clone(), is_first)) };
         let voice = ChatVoice::new(head.of_choice(index, shape), usage, status.scored_tokens);
         let pieces = streaming::pieces(job, ClientConnection::of(request), (Box::new(voice), streamed));
         all.push(pieces.boxed_local());

@@ -28,7 +28,7 @@ pub struct PromptEcho {
 
 impl AnswerShape {
     /// How many of the likeliest tokens the job is to tell, if any.
-    pub fn told(&self) -> Option<u32> {
+    pub fn most_logprobs(&self) -> Option<u32> {
         self.logprobs.max(self.prompt_logprobs)
     }
 }
