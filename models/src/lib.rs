@@ -28,7 +28,10 @@ pub use encoder::{
     encode_alone, encode_plan, inputs_of, max_pool,
 };
 pub use error::ModelError;
-pub use family::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
+pub use family::{
+    Biases, Experts, FeedForward, HeadNorms, LayerAttention, LayerSpec, Rotation, SupportedFamily, TensorNames,
+    supported_families,
+};
 pub use generator::{
     Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
     PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
