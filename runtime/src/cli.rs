@@ -20,7 +20,7 @@ use commands::{
     cluster::{self, backup, events, host, process, top},
     completions, config, demo, doctor, evaluate,
     jobs::{job, plan, session},
-    self_test,
+    model, self_test,
 };
 
 /// Inference over very long contexts on a cluster of hosts.
@@ -61,6 +61,9 @@ pub enum Verb {
     /// Hosts: look at them, keep work from them, move it, replace one
     #[command(subcommand)]
     Host(host::HostVerb),
+    /// Models of a hub on this machine
+    #[command(subcommand)]
+    Model(model::ModelVerb),
     /// The cluster's certificates
     #[command(subcommand)]
     Cert(certificates::CertVerb),
@@ -126,6 +129,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Job(verb) => job::run(globals, verb),
         Verb::Session(verb) => session::run(globals, verb),
         Verb::Host(verb) => host::run(globals, verb),
+        Verb::Model(verb) => model::run(globals, verb),
         Verb::Cert(verb) => certificates::run(globals, verb),
         Verb::Backup(args) => backup::backup(globals, &args),
         Verb::Restore(args) => backup::restore(globals, &args),

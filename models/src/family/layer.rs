@@ -39,12 +39,27 @@ pub enum HeadNorms {
 }
 
 /// What tells the attention of a layer from that of others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerAttention {
     /// The latest tokens that a row sees, its own included; none where it sees all before it.
     pub window: Option<usize>,
     /// How its queries and keys turn.
     pub rotation: Rotation,
+}
+
+/// On one line, however it is written: hosts compare configurations by the lines of all layers.
+impl fmt::Debug for LayerAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.window {
+            Some(window) => write!(f, "window {window}")?,
+            None => f.write_str("full")?,
+        }
+        f.write_str(match self.rotation {
+            Rotation::Global => "",
+            Rotation::Local => " local",
+            Rotation::Still => " still",
+        })
+    }
 }
 
 /// How queries and keys of a layer turn.
