@@ -125,7 +125,7 @@ impl<B: BatchAttention> StepLayers<B> for ByLayer<'_, B> {
         let sequences = &self.sequences;
         let ask = |kv, rows: &Range<usize>, mask| Ask { kv, rows: rows.clone(), mask, holes: &[] };
         let of_shards = sequences.iter().flat_map(|sequence| {
-            sequence.shards.iter().map(|layers| ask(&layers[layer], &sequence.rows, sequence.mask))
+            sequence.shards.iter().map(|(layers, mask)| ask(&layers[layer], &sequence.rows, *mask))
         });
         let of_owns = sequences.iter().map(|sequence| ask(&sequence.own[layer], &sequence.rows, sequence.own_mask));
         let asks: Vec<Ask<'_, B::Kv>> = of_shards.chain(of_owns).collect();

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::tensors::TensorOps;
-use crate::{DType, KernelError};
+use super::elementwise::ElementwiseOps;
+use crate::{DType, Extra, KernelError};
 
 /// A cache of keys and values.
-pub trait KvOps: TensorOps {
+pub trait KvOps: ElementwiseOps {
     /// Keys and values of one layer, `(kv heads, tokens, head dim)` each; grows by `kv_append`.
     type Kv: Clone + Send + Sync + 'static;
 
@@ -17,6 +17,12 @@ pub trait KvOps: TensorOps {
 
     /// Wraps `k, v (kv heads, t, dim)`.
     fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
+    /// The same keys and values, whose scaled scores `s` are `cap tanh(s / cap)` from now on.
+    fn kv_capped(&self, kv: Self::Kv, cap: f32) -> Result<Self::Kv, KernelError> {
+        let _ = (kv, cap);
+        self.needs(Extra::ScoreCap)?;
+        unreachable!("a device that caps scores has caches that do")
+    }
     /// Appends rows in place, growing geometrically.
     fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
     /// [`KvOps::kv_append`] of some rows of `k, v (kv heads, t, dim)` to each cache.
@@ -32,6 +38,8 @@ pub trait KvOps: TensorOps {
         }
         Ok(())
     }
+    /// Appends the rows of another cache in place.
+    fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// A copy of rows `start..end`, so that the rest can be freed.
     fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
     /// Cached tokens.

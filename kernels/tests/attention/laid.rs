@@ -96,8 +96,7 @@ fn outputs<B: Backend>(
     if laid {
         let parts = sequences.iter().zip(held).zip(&ranges).map(|((sequence, held), rows)| StepSequence {
             rows: rows.clone(),
-            shards: held.shards.iter().map(|layers| &layers[..]).collect(),
-            mask: sequence.mask,
+            shards: held.shards.iter().map(|layers| (&layers[..], sequence.mask)).collect(),
             own: &mut held.own,
             own_keys: sequence.own,
             own_mask: own_mask(sequence),

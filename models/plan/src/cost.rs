@@ -69,7 +69,7 @@ impl Cost {
         for shard in &plan.shards {
             let host = &mut hosts[shard.host];
             host.add(plan, shard, given.all, shape);
-            for span in shard.spans() {
+            for span in shard.sources() {
                 read[shard.host].add(span.range());
             }
             // What the last of its shards sees, it has received.
@@ -189,7 +189,7 @@ fn passed_bytes(plan: &Plan, shard: &Shard, shape: &ModelShape) -> u64 {
 fn visible_pairs(plan: &Plan, shard: &Shard, before: usize) -> u64 {
     let (rows, prefix, block) = (shard.rows(), shard.prefix_rows(), shard.block_tokens());
     match &plan.exchange {
-        Exchange::None | Exchange::AllToAll => shard.attention.pairs(rows),
+        Exchange::None | Exchange::AllToAll => shard.attention.pairs(rows) + (rows * shard.behind) as u64,
         Exchange::SharedPrefix { sink_rows } => {
             let before_own = if shard.block == 0 { *sink_rows } else { before };
             let own = (prefix * before_own) as u64 + causal_pairs(prefix);
@@ -253,6 +253,8 @@ mod tests {
         vocab: 128_256,
         kv_bytes_per_element: 2,
         rope: RopeLength::Any,
+        windowed_layers: 0,
+        window: 0,
     };
 
     fn cost(method: &str, hosts: usize) -> Cost {

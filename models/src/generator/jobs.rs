@@ -74,11 +74,12 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         [q, k, v]: [&B::Tensor; 3],
     ) -> Result<LayerAttention<'_, B>, ModelError> {
         let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
-        let answers = self.context.ask(LayerQueries { layer, heads, q }, &step.parts)?;
+        let window = self.decoder.config().window(layer);
+        let answers = self.context.ask(LayerQueries { layer, window, heads, q }, &step.parts)?;
         let Jobs { parts, left } = &mut *self.jobs;
-        append(backend, parts, step, layer, [k, v])?;
+        append(self.decoder, parts, step, layer, [k, v])?;
         let own: Vec<Ask<'_, B::Kv>> =
-            step.parts.iter().map(|ask| parts[ask.part].generator.own_ask(layer, ask)).collect();
+            step.parts.iter().map(|ask| parts[ask.part].generator.own_ask((layer, window), ask)).collect();
         let (own, answers): (Vec<_>, _) = match answers {
             Answers::Here(answers) => (own.into_iter().map(Partial::Keys).collect(), answers),
             Answers::Coming { on_devices: true, collect } => {
@@ -117,16 +118,16 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
 
 /// Appends keys and values `(kv, t, dim)` of all rows to the jobs' own.
 fn append<B: Backend>(
-    backend: &B,
+    decoder: &Decoder<B>,
     parts: &mut [StepPart<'_, B>],
     step: &BatchStep,
     layer: usize,
     [k, v]: [&B::Tensor; 2],
 ) -> Result<(), ModelError> {
     if let [PartAsk { part, .. }] = &step.parts[..] {
-        return parts[*part].generator.append(backend, layer, [k, v]);
+        return parts[*part].generator.append(decoder, layer, [k, v]);
     }
-    let mut asks = step.parts.iter().peekable();
+    let (mut asks, backend) = (step.parts.iter().peekable(), decoder.backend());
     let mut caches = Vec::with_capacity(step.parts.len());
     for (part, job) in parts.iter_mut().enumerate() {
         let Some(ask) = asks.next_if(|ask| ask.part == part) else { continue };
@@ -134,7 +135,7 @@ fn append<B: Backend>(
             Append::To(kv) => caches.push((kv, ask.rows.clone())),
             Append::First(tail) => {
                 let [k, v] = [k, v].map(|x| backend.narrow(x, 1, ask.rows.start, ask.rows.end));
-                tail.push(backend.kv(&k?, &v?)?);
+                tail.push(decoder.kv(&k?, &v?)?);
             }
             Append::Done => {}
         }
@@ -150,7 +151,7 @@ fn placed<'a, B: Backend>(
 ) -> Vec<Answer> {
     let place = |ShardPartial { shards, rows }: ShardPartial<'a, B>| {
         all.push(match rows {
-            PartialRows::Keys { kv, holes } => Partial::Keys(Ask { kv, rows: ask.rows.clone(), mask: ask.mask, holes }),
+            PartialRows::Keys { kv, mask, holes } => Partial::Keys(Ask { kv, rows: ask.rows.clone(), mask, holes }),
             PartialRows::Exported(exported, rows) => Partial::Exported(exported, rows),
             PartialRows::Host(rows) => Partial::Host(rows),
         });

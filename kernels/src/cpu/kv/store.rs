@@ -55,6 +55,22 @@ impl CpuKv {
         Ok(kv)
     }
 
+    /// The same with bounded scores, in panels: tile products have no bound.
+    pub(in super::super) fn capped(self, cap: f32, compute: &Compute) -> Self {
+        let panels = self.panels(compute);
+        drop(self);
+        Self(match panels {
+            Panels::F32(mut cache) => {
+                Arc::make_mut(&mut cache).cap = Some(cap);
+                Store::F32(cache)
+            }
+            Panels::Bf16(mut cache) => {
+                Arc::make_mut(&mut cache).cap = Some(cap);
+                Store::Bf16(cache)
+            }
+        })
+    }
+
     /// Appends rows; copies first when a clone still shares them.
     pub(in super::super) fn append(
         &mut self,
@@ -80,6 +96,22 @@ impl CpuKv {
                 Ok(())
             }
         }
+    }
+
+    /// Appends the rows of another cache.
+    pub(in super::super) fn extend(&mut self, more: &Self) -> Result<(), KernelError> {
+        let (expected, got) = ([self.heads(), self.dim()], [more.heads(), more.dim()]);
+        match (&mut self.0, &more.0) {
+            (Store::F32(cache), Store::F32(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::Bf16(cache), Store::Bf16(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::Tiles(cache), Store::Tiles(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            _ => {
+                let [heads, dim] = expected;
+                let expected = format!("a cache of the same type of ({heads}, t, {dim})");
+                return Err(KernelError::shape("kv_extend", expected, &[&got]));
+            }
+        }
+        Ok(())
     }
 
     /// A copy of rows `start..end`.

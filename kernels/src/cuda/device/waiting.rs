@@ -9,17 +9,6 @@ use super::{Device, KEPT_SHARE, device_error};
 use crate::{KernelError, Mark, PriorityGuard, Rank};
 
 impl Device {
-    /// Begins or ends what a profiler records that waits to be told, once all queued work is done.
-    ///
-    /// # Errors
-    /// [`KernelError::Device`] where the driver refuses.
-    pub fn profile(&self, begins: bool) -> Result<(), KernelError> {
-        self.synchronize()?;
-        // SAFETY: these calls take no arguments and touch no memory of ours.
-        let status = unsafe { if begins { sys::cuProfilerStart() } else { sys::cuProfilerStop() } };
-        status.result().map_err(|error| device_error("profile", error))
-    }
-
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
     /// compute on this GPU too.
     pub fn rest(&self) -> Result<(), KernelError> {

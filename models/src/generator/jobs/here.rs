@@ -35,20 +35,23 @@ pub fn lay<'a, B: Backend>(
     here: &'a LocalContext<'a, B>,
 ) -> Result<Option<Laid<'a, B>>, ModelError> {
     let (backend, config) = (decoder.backend(), decoder.config());
-    if !backend.lays_steps(step.ids.len()) {
+    // Layers with windows of their own are not alike, and caches that cap scores are made by the decoder.
+    let alike = config.score_cap.is_none() && (0..config.layers).all(|layer| config.window(layer).is_none());
+    if !alike || !backend.lays_steps(step.ids.len()) {
         return Ok(None);
     }
     let (mut answered, mut next) = (Vec::with_capacity(step.parts.len()), 0);
     let mut layers = Vec::with_capacity(step.parts.len());
     for ask in &step.parts {
         let Some(shards) = here.whole(ask.part) else { return Ok(None) };
-        let (shards, of_part): (Vec<_>, Vec<_>) = shards.unzip();
-        layers.push(of_part);
-        let answers = shards.into_iter().map(|shard| {
+        let (mut answers, mut of_part) = (Vec::new(), Vec::new());
+        for (shard, keys) in shards {
+            answers.push((vec![(shard.block, keys)], next));
+            of_part.push((&shard.layers[..], ask.mask.beginning_at(shard.position as usize)));
             next += 1;
-            (vec![shard], next - 1)
-        });
-        let Ok(reviewed) = jobs.parts[ask.part].generator.review(0, answers.collect()) else { return Ok(None) };
+        }
+        layers.push(of_part);
+        let Ok(reviewed) = jobs.parts[ask.part].generator.review(0, answers) else { return Ok(None) };
         answered.push(reviewed);
     }
     let merged: Vec<(&Answered, usize)> = answered.iter().zip(next..).collect();
@@ -58,7 +61,7 @@ pub fn lay<'a, B: Backend>(
         let ask = asks.next_if(|ask| ask.part == part)?;
         let (own, own_keys) = job.generator.own();
         let shards = layers.next()?;
-        Some(StepSequence { rows: ask.rows.clone(), shards, mask: ask.mask, own, own_keys, own_mask: ask.own_mask })
+        Some(StepSequence { rows: ask.rows.clone(), shards, own, own_keys, own_mask: ask.own_mask })
     });
     let laid = backend.lay_step(config.heads, config.layers, sequences.collect(), &merging)?;
     Ok(laid.map(Laid))

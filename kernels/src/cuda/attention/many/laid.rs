@@ -188,17 +188,17 @@ impl Device {
             return Ok(None);
         }
         let (mut owns, mut others) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
-        for StepSequence { rows, shards, mask, own, own_keys, own_mask } in sequences {
+        for StepSequence { rows, shards, own, own_keys, own_mask } in sequences {
             let room = make_room(self, own, (layers, heads), (own_keys, rows.len()));
             owns.push((own, own_keys));
-            others.push((rows, shards, mask, own_mask));
+            others.push((rows, shards, own_mask));
             if !matches!(room, Ok(true)) {
                 forget(&mut owns);
                 return room.map(|_| None);
             }
         }
-        let of_shards = others.iter().flat_map(|(rows, shards, mask, _)| {
-            shards.iter().map(|layers| LaidAsk { layers, rows: rows.clone(), mask: *mask })
+        let of_shards = others.iter().flat_map(|(rows, shards, _)| {
+            shards.iter().map(|(layers, mask)| LaidAsk { layers, rows: rows.clone(), mask: *mask })
         });
         let of_owns = owns.iter().zip(&others).map(|((own, _), (rows, .., mask))| LaidAsk {
             layers: own,
@@ -334,7 +334,7 @@ fn suits(heads: Heads, layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bo
         k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == DType::Bf16
     };
     // Layers are alike.
-    let shards = sequence.shards.iter().all(|shard| shard.len() == layers && shard.first().is_none_or(of_shard));
+    let shards = sequence.shards.iter().all(|(shard, _)| shard.len() == layers && shard.first().is_none_or(of_shard));
     (1..=SPLIT_KEY_ROWS).contains(&sequence.rows.len()) && matches!(heads.dim, 64 | 128) && shards
 }
 
