@@ -8,6 +8,7 @@ pub(super) mod layout;
 pub(super) mod memory;
 mod modules;
 mod queue;
+mod shelf;
 mod spread;
 mod staging;
 mod throttle;
@@ -19,7 +20,6 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
-use super::kv::MapShelf;
 use crate::{DType, KernelError};
 pub(super) use buffer::DeviceBuffer;
 use carried::ARGUMENT_BYTES;
@@ -28,6 +28,7 @@ use layout::Maps;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
+pub(super) use shelf::{KeptMaps, MAP_PAIR, MapShelf, MappedKeys};
 pub(super) use spread::LaunchShape;
 use spread::Occupancy;
 pub(super) use staging::Pinned;

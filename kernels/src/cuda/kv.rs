@@ -2,18 +2,16 @@
 //! on how much there is.
 
 mod kept;
-mod tails;
+pub(super) mod tails;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::device::layout::{Map, Strides};
-use super::device::{Device, DeviceBuffer, WriteMark};
+use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
 use super::moves::CopyRun;
 use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
-pub(super) use kept::{KeptMaps, MapShelf};
-pub(super) use tails::{make_room, places};
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.
 const APPENDED_TOKENS: usize = 64;

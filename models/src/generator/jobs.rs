@@ -1,7 +1,7 @@
 //! The jobs of a step, on the device that has their own keys and values: a layer's partials over these, and those that their
 //! contexts answer with.
 
-mod here;
+pub(super) mod here;
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -17,7 +17,6 @@ use super::{
     partials::{Partial, Partials, attend_on_device, attend_on_host},
 };
 use crate::{Decoder, ModelError};
-pub(super) use here::lay;
 
 /// How each part of a step ended: its rows `(t, e)` of the residual stream ([`Decoder::logits`] of the last one give the
 /// next token), or why it has none.

@@ -6,7 +6,6 @@ mod groups;
 mod laid;
 mod merges;
 mod rounds;
-mod stretches;
 mod table;
 mod tree;
 

@@ -56,7 +56,7 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["attend_listed_narrow", "attend_listed_narrow_deep", "attend_listed_wide"]),
             (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_narrow_deep_carried"]),
             (HEAD_SIZES, &["attend_listed_wide_carried"]),
-            (HEAD_SIZES, &["attend_laid_narrow", "attend_laid_narrow_deep", "attend_laid_wide", "attend_laid_stretch"]),
+            (HEAD_SIZES, &["attend_laid_narrow", "attend_laid_narrow_deep", "attend_laid_wide"]),
         ],
     ),
     (

@@ -25,7 +25,7 @@ impl LaunchShape {
 
 /// What a GPU's processors have room for.
 pub struct Occupancy {
-    pub processors: usize,
+    processors: usize,
     /// Bytes of shared memory that a block can ask for, that a processor has, and that each block takes beside.
     pub block: usize,
     processor: usize,

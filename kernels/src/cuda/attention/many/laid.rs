@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use super::super::super::device::{Device, DeviceBuffer, LaunchShape, SPLIT_KEY_ROWS, launch};
-use super::super::super::kv::{CudaKv, make_room, places};
+use super::super::super::kv::CudaKv;
+use super::super::super::kv::tails::{make_room, places};
 use super::super::super::tensor::Tensor;
 use super::super::call::Tiled;
 use super::super::own::{CHUNK, combining};
 use super::merges::{MergeTarget, Merges};
-use super::rounds::{AskedRows, HELD, Item, ResultAddress, Round, RoundCall, RoundLayout};
-use super::stretches::{FEW_PACKED, Stretches, stretch_bytes};
+use super::rounds::{AskedRows, HELD, ResultAddress, Round, RoundCall, RoundLayout};
 use super::table::{Sent, Table};
 use super::tree::TreeSlots;
 use crate::{DType, Heads, KernelError, Mask, Merging, StepSequence};
@@ -41,8 +41,6 @@ struct Laid {
     places: u64,
     /// Queries `(t, query heads dim)` of the layer that is attended to.
     q: Tensor,
-    /// Pieces of calls of few packed rows; the round has the others.
-    stretches: Option<Stretches>,
     round: Round,
     layout: RoundLayout,
     merging: LaidMerging,
@@ -132,12 +130,6 @@ impl Laid {
     fn attend(&self, device: &Device, layer: usize) -> Result<Tensor, KernelError> {
         let Self { heads, round, layout, slots, .. } = self;
         let (calls, maps, layer) = (self.at(layout.calls), self.at(self.maps), layer as i32);
-        if let Some(Stretches { count, places }) = &self.stretches {
-            let blocks = (*count, heads.kv);
-            let spread = LaunchShape { blocks, threads: 256, shared: stretch_bytes(heads.dim) };
-            let ([list, ends], name) = (places.map(|at| self.at(at)), format!("attend_laid_stretch_{}", heads.dim));
-            launch!(device, &name, device.room().evenly(spread), calls, list, ends, maps, layer)?;
-        }
         for ((tiling, items), place) in device.tilings(heads.dim).iter().zip(&round.items).zip(layout.items) {
             if !items.is_empty() {
                 let (name, spread) = device.tiled(tiling, (items.len(), heads.kv));
@@ -239,13 +231,7 @@ impl Device {
         }
         let held = [self.alloc(bytes[0])?, self.alloc(bytes[1])?];
         let at = [held[0].pointer, held[1].pointer];
-        let (mut round, mut table) = (Round::of(heads, calls, at, &self.tilings(heads.dim)), Table::default());
-        let is_few = |item: &Item| round.calls[item.call as usize].0.packed() <= FEW_PACKED;
-        let (few, others): (Vec<Item>, Vec<Item>) = round.items[0].iter().partition(|item| is_few(item));
-        round.items[0] = others;
-        let keys = |item: &Item| asks[of_ask[item.call as usize]].layers[0].len();
-        let most = (2 * self.room().processors / heads.kv).max(1);
-        let stretches = (!few.is_empty()).then(|| Stretches::of(&few, keys, most, &mut table));
+        let (round, mut table) = (Round::of(heads, calls, at, &self.tilings(heads.dim)), Table::default());
         let of_call = round.calls.iter().zip(&of_ask);
         let laid = of_call.map(|((call, _), ask)| LaidCall { call: *call, settled: i64::from(kept[*ask].1) });
         let laid = table.append(laid);
@@ -257,7 +243,7 @@ impl Device {
         let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
         let (maps, places) = (table.push(&maps), table.push(&places_of(&asks[asks.len() - owns..], heads)));
         let table = Sent::Lies(self.upload_bytes(&table.0)?);
-        Ok(Some(Laid { heads, table, maps, places, q, stretches, round, layout, merging, slots, _held: held }))
+        Ok(Some(Laid { heads, table, maps, places, q, round, layout, merging, slots, _held: held }))
     }
 
     /// The calls of all asks, and the ask of each.

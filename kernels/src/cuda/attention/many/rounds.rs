@@ -14,19 +14,11 @@ pub(super) const HELD: usize = 256 << 20;
 /// As `attention.cu` declares it: what a block of threads does.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Item {
-    pub call: i32,
+struct Item {
+    call: i32,
     tile: i32,
-    pub piece: i32,
+    piece: i32,
     pieces: i32,
-}
-
-#[cfg(test)]
-impl Item {
-    /// A piece of a call of one tile.
-    pub fn of(call: i32, piece: i32) -> Self {
-        Self { call, tile: 0, piece, pieces: piece + 1 }
-    }
 }
 
 /// As `attention.cu` declares it.

@@ -272,159 +272,6 @@ template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const 
     if (lie && threadIdx.x % 128 == 0) see_map(calls[item.call].k), see_map(calls[item.call].v);
     attend<D, SLOTS>(calls[item.call], item);
 }
-// Calls of up to eight packed rows, many of them: a block of threads goes through a stretch of the list, and while it is at one call the
-// keys of the next are on their way.
-constexpr int FEW = 8, STRETCH = 24;  // packed rows; calls of a stretch at most
-struct Cursor {
-    int call, block, values, slot, issued, seen;
-};
-template <int D> struct StretchDesk {
-    uint64_t full[2][4];
-    Cursor ahead[2];
-    Blocks blocks[2][STRETCH];
-    Sight sights[STRETCH][FEW];
-    const KeyMaps* maps[STRETCH];
-    float halves[2][(D / 4 + 2) * 32];
-};
-// Keys that rows do not see are hidden: of this lane's row, and the same again.
-__device__ __forceinline__ void hide_few(float (&scores)[KEYS / 2], const Sight& s, int first_key) {
-    first_key += threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n++)
-        for (int i = 0; i < 4; i++) {
-            int key = first_key + n * 8 + i % 2;
-            if (key >= s.visible || (key >= s.hidden_start && key < s.hidden_end)) scores[n * 4 + i] = -INFINITY;
-        }
-}
-template <int D>
-__device__ __forceinline__ void stretch(const Laid* calls, const Item* items, const int* ends, const KeyMaps* const* maps, int layer) {
-    constexpr int BYTES = KEYS * D * 2, SLOTS = 3, QUERIES = FEW * D * 2, CHUNKS = D / 8;
-    extern __shared__ __align__(1024) unsigned char memory[];
-    StretchDesk<D>& desk = *(StretchDesk<D>*)(memory + 2 * QUERIES + 2 * SLOTS * BYTES);
-    // Long stretches come first: those of the second half of the heads find the processors the other way round.
-    int column = blockIdx.y < gridDim.y / 2 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    int start = column > 0 ? ends[column - 1] : 0, count = ends[column] - start;
-    items += start;
-    unsigned half = same(threadIdx.x / 128), thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-    uint32_t queries = shared_address(memory), ring = queries + 2 * QUERIES + half * SLOTS * BYTES, full = shared_address(desk.full[half]);
-    if (thread == 0) {
-        for (int i = 0; i < SLOTS; i++) begin_barrier(full + i * 8, 1);
-        desk.ahead[half] = Cursor{-1, 0, 0, 0, 0, -1};
-        show_to_products();
-    }
-    for (int i = threadIdx.x; i < count * FEW; i += 256) {
-        const Attention& a = calls[items[i / FEW].call].call;
-        Sight s = sight(a.mask, i % FEW / a.group);
-        if (i % FEW >= a.rows * a.group) s.visible = 0;
-        desk.sights[i / FEW][i % FEW] = s;
-        if (i % FEW < 2) {
-            int first = items[i / FEW].piece * PIECE + i % FEW * HALF;
-            desk.blocks[i % FEW][i / FEW].set(a, 0, FEW, first, first + HALF);
-        }
-        if (i % FEW == 2) desk.maps[i / FEW] = maps[items[i / FEW].call] + layer;
-    }
-    __syncthreads();
-    // The next block of keys or values of this half's stretch, to the slot that is free; by one thread.
-    auto fetch = [&](bool settled) {
-        Cursor& at = desk.ahead[half];
-        if (at.call < 0) at.call = 0, at.block = count > 0 ? desk.blocks[half][0].first : 0;
-        while (at.call < count && at.block >= desk.blocks[half][at.call].end) {
-            at.call++;
-            if (at.call < count) at.block = desk.blocks[half][at.call].first;
-        }
-        if (at.call >= count || (settled && !calls[items[at.call].call].settled)) return false;
-        const KeyMaps& keys = *desk.maps[at.call];
-        if (at.seen != at.call) see_map(keys.k), see_map(keys.v), at.seen = at.call;
-        expect(full + at.slot * 8, BYTES);
-        fetch_block<D>(at.values ? keys.v : keys.k, ring + at.slot * BYTES, full + at.slot * 8, at.block);
-        if (at.values) at.block = desk.blocks[half][at.call].after(at.block);
-        at.values ^= 1, at.issued++;
-        at.slot = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
-        return true;
-    };
-    auto fetch_queries_of = [&](int call) {
-        if (half == 0 && call < count && thread < FEW * CHUNKS) {
-            const Attention& a = calls[items[call].call].call;
-            unsigned row = thread / CHUNKS, chunk = thread % CHUNKS, token = row / a.group, head = blockIdx.y * a.group + row - token * a.group;
-            bool there = token < a.rows;
-            const bf16* from = a.q + (there ? head * a.q_head + token * a.q_row : 0) + chunk * 8;
-            copy16(queries + call % 2 * QUERIES + chunk / 8 * 1024 + row * 128 + ((chunk % 8) ^ row) * 16, from, there);
-        }
-        commit();
-    };
-    auto queries_are_there = [&] {
-        wait_all_but<0>();
-        show_to_products();
-        __syncthreads();
-    };
-    if (thread == 0)
-        for (int i = 0; i < SLOTS && fetch(true); i++) {}
-    follow();
-    fetch_queries_of(0);
-    if (thread == 0)
-        while (desk.ahead[half].issued < SLOTS && fetch(false)) {}
-    __syncwarp();
-    queries_are_there();
-    unsigned parities = 0;
-    int slot = 0;
-    auto wait = [&] {
-        wait_for(full + slot * 8, parities >> slot & 1);
-        parities ^= 1 << slot;
-    };
-    auto next_slot = [&] {
-        warpgroup_barrier(1 + half);
-        if (thread == 0) fetch(false);
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
-    };
-    for (int call = 0; call < count; call++) {
-        fetch_queries_of(call + 1);
-        const Attention& a = calls[items[call].call].call;
-        Blocks blocks = desk.blocks[half][call].uniform();
-        Running<D> part;
-        part.clear();
-        for (int block = blocks.first; block < blocks.end; block = blocks.after(block)) {
-            float scores[KEYS / 2], fade[2];
-            uint32_t weights[KEYS / 16][4];
-            wait();
-            score_few<D>(scores, queries + call % 2 * QUERIES, ring + slot * BYTES);
-            products_done<0>();
-            hold(scores);
-            next_slot();
-            if (block >= blocks.clear) hide_few(scores, desk.sights[call][lane / 4], block * KEYS);
-            soften<D>(scores, weights, fade, part, a.scale);
-            fade_out<D>(fade, part);
-            wait();
-            weigh<D>(weights, ring + slot * BYTES, part);
-            products_done<0>();
-            hold(part.out);
-            next_slot();
-        }
-        part.join_lanes();
-        // The second half goes to the first, where it has keys.
-        bool both = desk.blocks[1][call].first < desk.blocks[1][call].end;
-        float* other = desk.halves[call % 2] + lane;
-        if (half == 1 && thread < 32 && both) {
-#pragma unroll
-            for (int n = 0; n < D / 8; n++)
-                for (int i = 0; i < 2; i++) other[(n * 2 + i) * 32] = part.out[n * 4 + i];
-            other[D / 4 * 32] = part.max[0], other[(D / 4 + 1) * 32] = part.sum[0];
-        }
-        queries_are_there();
-        int packed = a.rows * a.group;
-        if (threadIdx.x < 32 && (int)lane / 4 < packed) {
-            float f = 1, g = 0;
-            if (both) merge_statistics(part.max[0], part.sum[0], other[D / 4 * 32], other[(D / 4 + 1) * 32], f, g);
-            size_t row = first_partial(a, items[call]) + lane / 4;
-            if (lane % 4 == 0) a.lse[row] = part.max[0], a.sums[row] = part.sum[0];
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                float x = part.out[n * 4], y = part.out[n * 4 + 1];
-                if (both) x = merge_output(x, other[n * 64], f, g), y = merge_output(y, other[n * 64 + 32], f, g);
-                *(float2*)((float*)a.out + row * D + n * 8 + lane % 4 * 2) = make_float2(x, y);
-            }
-        }
-    }
-}
 // Calls of a step, alike in every layer but for their keys, whose maps lie where `maps` says, a layer behind the other.
 template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const Laid* calls, const Item* items, const KeyMaps* const* maps, int layer) {
     Item item = items[blockIdx.x];
@@ -436,7 +283,6 @@ template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const La
 template <int D, int SLOTS> __device__ __forceinline__ void attend_alone(const Mapped&) {}
 template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const Mapped*, const Item*, bool) {}
 template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const Laid*, const Item*, const KeyMaps* const*, int) {}
-template <int D> __device__ __forceinline__ void stretch(const Laid*, const Item*, const int*, const KeyMaps* const*, int) {}
 #endif
 
 #define K extern "C" __global__ void
@@ -455,13 +301,6 @@ template <int D> __device__ __forceinline__ void stretch(const Laid*, const Item
         attend_laid_##NAME##_##D(const Laid* calls, const Item* items, const KeyMaps* const* maps, int layer) {                          \
         attend_laid<D, SLOTS>(calls, items, maps, layer);                                                                          \
     }
-#define STRETCHED(D)                                                                                                         \
-    K __launch_bounds__(256, 2)                                                                                               \
-        attend_laid_stretch_##D(const Laid* calls, const Item* items, const int* ends, const KeyMaps* const* maps, int layer) {          \
-        stretch<D>(calls, items, ends, maps, layer);                                                                                \
-    }
-STRETCHED(64)
-STRETCHED(128)
 ATTEND(narrow, 3, 256, 2, 64)
 ATTEND(narrow, 3, 256, 2, 128)
 ATTEND(narrow_deep, 6, 256, 1, 64)

@@ -12,20 +12,8 @@ template <int D> __device__ __forceinline__ void score(float (&scores)[KEYS / 2]
 #pragma unroll
     for (int step = 0; step < D / 16; step++) {
         int at = (step / 4 * PANEL + step % 4 * 32) / 16;
-        product_of_rows(scores, described(q + at), described(k + at), step > 0);
+        product_of_rows(scores, q + at, k + at, step > 0);
     }
-    products_end();
-}
-
-// The same of eight queries, whose panels lie one behind the other: each group of eight rows is these.
-template <int D> __device__ __forceinline__ void score_few(float (&scores)[KEYS / 2], uint32_t queries, uint32_t keys) {
-    uint32_t q = by_rows(queries), k = by_rows(keys);
-    hold(scores);
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < D / 16; step++)
-        product_of_rows(
-            scores, repeated(q + (step / 4 * 1024 + step % 4 * 32) / 16), described(k + (step / 4 * PANEL + step % 4 * 32) / 16), step > 0);
     products_end();
 }
 

@@ -20,8 +20,6 @@ struct alignas(64) TensorMap {
 // bytes.
 __device__ __forceinline__ uint32_t by_rows(uint32_t at) { return at >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t by_columns(uint32_t at) { return at >> 4 | PANEL >> 4 << 16; }
-// The name of eight rows, as products take it that are to find them in every group of eight.
-__device__ __forceinline__ uint64_t repeated(uint32_t name) { return (uint64_t)(1u << 30) << 32 | name; }
 // The name as products take it: groups of eight rows are 1,024 bytes apart, rows of 128 bytes swizzled.
 __device__ __forceinline__ uint64_t described(uint32_t name) { return (uint64_t)(64u | 1u << 30) << 32 | name; }
 // What ordinary stores and copies wrote becomes seen by products.
@@ -72,7 +70,7 @@ __device__ __forceinline__ void see_map(const TensorMap& map) {
 __device__ __forceinline__ void warpgroup_barrier(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
 
 // d (64 rows, 64 columns) = or += a (64 rows, 16) b (64 rows, 16)^T, both in shared memory by rows.
-__device__ __forceinline__ void product_of_rows(float (&d)[32], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void product_of_rows(float (&d)[32], uint32_t a, uint32_t b, int add) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %34, 0;"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -83,7 +81,7 @@ __device__ __forceinline__ void product_of_rows(float (&d)[32], uint64_t a, uint
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(add));
+        : "l"(described(a)), "l"(described(b)), "r"(add));
 }
 // d (64 rows, 128 columns) += a (64 rows, 16), in registers, b (16 rows, 128).
 __device__ __forceinline__ void product_add(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
