@@ -82,7 +82,11 @@ impl CudaKv {
     }
 
     fn resize(&mut self, len: usize) {
-        (self.len, self.maps) = (len, Default::default());
+        self.len = len;
+        // Maps are large, and mostly there are none.
+        for map in self.maps.iter_mut().filter(|map| map.get().is_some()) {
+            *map = OnceLock::new();
+        }
         if !self.cleared {
             self.kept = OnceLock::new();
         }

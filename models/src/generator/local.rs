@@ -58,7 +58,7 @@ impl<'a, B: Backend> LocalContext<'a, B> {
     }
 
     /// A part's shards with their keys, where it hides none of them and layers are alike.
-    pub(super) fn whole(&self, part: usize) -> Option<impl Iterator<Item = WholeShard<'a, B>>> {
+    pub(super) fn whole(&self, part: usize) -> Option<Vec<WholeShard<'a, B>>> {
         let hides = self.hidden.range((part, 0)..=(part, usize::MAX)).next().is_some();
         let shards = self.contexts.get(part).filter(|_| !hides)?;
         let whole = |shard: &&'a EncodedShard<B>| {
@@ -66,7 +66,7 @@ impl<'a, B: Backend> LocalContext<'a, B> {
             let alike = shard.layers.iter().all(|kv| self.backend.kv_len(kv) == keys);
             alike.then_some((*shard, keys as u64))
         };
-        shards.iter().all(|shard| whole(shard).is_some()).then(|| shards.iter().filter_map(whole))
+        shards.iter().map(whole).collect()
     }
 
     /// The device.

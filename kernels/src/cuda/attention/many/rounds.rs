@@ -14,7 +14,7 @@ pub(super) const HELD: usize = 256 << 20;
 /// As `attention.cu` declares it: what a block of threads does.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Item {
+pub(super) struct Item {
     call: i32,
     tile: i32,
     piece: i32,
