@@ -78,13 +78,11 @@ fn own_mask(sequence: &Sequence) -> Mask {
     }
 }
 
+/// Sequences, their keys, and what each layer projects of a step's rows.
+type Given<'a, B> = (&'a [Sequence], &'a mut [Held<B>], &'a [[<B as TensorOps>::Tensor; 3]]);
+
 /// Outputs of every layer, layer by layer or laid out.
-fn outputs<B: Backend>(
-    backend: &B,
-    heads: Heads,
-    (sequences, held, steps): (&[Sequence], &mut [Held<B>], &[[B::Tensor; 3]]),
-    laid: bool,
-) -> Vec<Vec<f32>> {
+fn outputs<B: Backend>(backend: &B, heads: Heads, (sequences, held, steps): Given<'_, B>, laid: bool) -> Vec<Vec<f32>> {
     let mut start = 0;
     let range = |sequence: &Sequence| {
         start += sequence.rows;
