@@ -162,7 +162,6 @@ fn host_messages() {
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
         HostMessage::NotEncoded {
             context: 1,
-            tenant: 7,
             attempt: 2,
             peer_lost: true,
             code: "stalled".into(),
@@ -205,6 +204,7 @@ fn host_commands() {
         HostCommand::Ids(ContextIds::of(1, &[5; 60], [0..4, 20..36]).remove(0)),
         HostCommand::Encode(EncodeShards {
             context: 1,
+            tenant: 7,
             attempt: 2,
             shards: vec![shard.clone(), shard],
             blocks: 5,
