@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     api::Role,
     error::JobError,
+    messages::GpuMemory,
     supervisor::{
         config::SupervisorConfig,
         placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
@@ -20,6 +21,8 @@ use crate::{
     },
 };
 
+/// Of a GPU's memory, one part in so many is left to what is computed.
+const SPARE_SHARE: u64 = 16;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
 
@@ -46,6 +49,31 @@ pub enum Choice {
     NotNow,
     /// Nobody generates, or all have all they take.
     Nobody,
+}
+
+/// A GPU, and what hosts have on it.
+#[derive(Clone, Copy, Debug, Default)]
+struct SharedDevice {
+    /// Hosts that compute on it.
+    hosts: u64,
+    /// Its memory, and what of that is free.
+    all: u64,
+    free: u64,
+    /// Keys and values that lie on it, idle ones among them.
+    held: u64,
+    /// Those that are placed there, whether they are encoded or not, and of these what sessions hold.
+    placed: u64,
+    pinned: u64,
+}
+
+impl SharedDevice {
+    /// Bytes of keys and values that each of its hosts may be given beside those that they were: idle ones go. None: as many as
+    /// there are, for what waits until others end would wait for ever where none will.
+    fn room(self) -> Option<u64> {
+        let spare = self.all / SPARE_SHARE;
+        let free = self.free.saturating_add(self.held).saturating_sub(self.placed).saturating_sub(spare);
+        (self.placed > self.pinned).then(|| free / self.hosts.max(1))
+    }
 }
 
 /// Looks for hosts among those that are there, and changes nothing.
@@ -86,6 +114,34 @@ impl<'a> HostSelection<'a> {
             Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })
         };
         (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
+    }
+
+    /// Hosts that could take shards now. Where nothing says how much one may hold, its device does.
+    fn with_room(&self, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
+        let mut candidates = self.candidates(|load| load.kv_bytes, fit);
+        if candidates.iter().any(|one| one.free_bytes.is_none() && self.hosts.at(one.host).reported.gpu.is_some()) {
+            let devices = self.devices();
+            for one in candidates.iter_mut().filter(|one| one.free_bytes.is_none()) {
+                let spec = &self.hosts.at(one.host).spec;
+                one.free_bytes = devices.get(&(&spec.node, &spec.device)).and_then(|device| device.room());
+            }
+        }
+        candidates
+    }
+
+    /// GPUs of hosts, by node and name.
+    fn devices(&self) -> BTreeMap<(&'a String, &'a String), SharedDevice> {
+        let mut devices: BTreeMap<(&String, &String), SharedDevice> = BTreeMap::new();
+        for (host, record) in self.hosts.iter().enumerate() {
+            let Some(GpuMemory { used, free }) = record.reported.gpu else { continue };
+            let device = devices.entry((&record.spec.node, &record.spec.device)).or_default();
+            let load = self.contexts.load(host);
+            device.hosts += 1;
+            (device.all, device.free) = (used.saturating_add(free), free);
+            device.held = device.held.saturating_add(record.kv_bytes).saturating_add(record.idle_bytes);
+            (device.placed, device.pinned) = (device.placed + load.kv_bytes, device.pinned + load.pinned_bytes);
+        }
+        devices
     }
 
     /// Hosts for `blocks` of a context now, or why there are none: of equal numerics, and where there are none such, any if
@@ -134,7 +190,7 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.candidates(|load| load.kv_bytes, takes))
+            place(&self.with_room(takes))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -179,7 +235,7 @@ impl<'a> HostSelection<'a> {
             let record = self.hosts.at(host);
             record.takes_work() && record.numerics == *numerics && !context.avoid.contains(&host)
         };
-        let mut candidates: Vec<Candidate> = self.candidates(|load| load.kv_bytes, fit);
+        let mut candidates = self.with_room(fit);
         for (block, host) in homes {
             let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
             let admitted = prepared.placement.admits(home);

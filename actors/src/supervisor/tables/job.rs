@@ -276,6 +276,9 @@ pub struct Restored {
     pub phase: JobPhase,
 }
 
+/// Tokens of an answer that there is to be room for, whether they come or not.
+const ANSWER_STEP: u64 = 1024;
+
 impl Job {
     /// A waiting job over a context.
     pub fn new(
@@ -373,9 +376,12 @@ impl Job {
         self.open.first().map(|(_, declared)| *declared)
     }
 
-    /// Tokens that who generates its answer keeps for it, at most: its question and its answer.
+    /// Tokens that who generates its answer keeps for it, or soon will: of its question, and of its answer in steps of
+    /// [`ANSWER_STEP`].
     pub fn own_tokens(&self) -> u64 {
-        (self.question.query_ids.len() as u64).saturating_add(self.question.choice.max_tokens.into()).max(1)
+        let answer = (self.progress.tokens.len() as u64 / ANSWER_STEP + 1) * ANSWER_STEP;
+        let answer = answer.min(self.question.choice.max_tokens.into());
+        answer.saturating_add(self.question.query_ids.len() as u64).max(1)
     }
 
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
