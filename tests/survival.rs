@@ -22,6 +22,8 @@ mod backup;
 mod sessions;
 #[path = "survival/stopping.rs"]
 mod stopping;
+#[path = "survival/straggler.rs"]
+mod straggler;
 #[path = "survival/together.rs"]
 mod together;
 

@@ -10,7 +10,6 @@ mod moving;
 mod news;
 mod numerics;
 mod queue;
-mod returning;
 mod starved;
 mod waiting;
 

@@ -219,7 +219,9 @@ impl<'a> HostSelection<'a> {
     /// Hosts that encoded some of its shards lately, all of equal numerics.
     fn known_homes(&self, lately: &RecentEncoders, context: &Context) -> BTreeMap<usize, usize> {
         let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
-        let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
+        let is_slow = |host: usize| self.config.avoid_stragglers && self.hosts.at(host).pace.is_slow();
+        let takes =
+            |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host) && !is_slow(*host);
         let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
         let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
         let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());

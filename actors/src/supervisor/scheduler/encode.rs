@@ -33,7 +33,7 @@ impl EncodeScheduler<'_> {
         }
         let (inherited, unassigned): (Vec<usize>, Vec<usize>) =
             context.unassigned().into_iter().partition(|block| context.migration_targets().contains_key(block));
-        if !unassigned.is_empty() && self.loss.hosts.awaits_return(self.loss.now, self.loss.config.recovery) {
+        if !unassigned.is_empty() && self.loss.hosts.expects_return(self.loss.now, self.loss.config.recovery) {
             return;
         }
         let found = match unassigned.is_empty() {

@@ -1,5 +1,7 @@
 //! Hosts that drain and hosts that are replaced, with a fake clock.
 
+mod returning;
+
 use std::time::Duration;
 
 use serde_json::json;
@@ -238,7 +240,7 @@ fn a_host_that_nobody_can_take_over_from_ends_by_its_deadline_and_its_job_goes_o
     cluster.restarts("q0", 10.0).expect("it is there");
     cluster.tick(9.0, &[1, 2, 3]);
     assert!(cluster.told(2).is_empty(), "its answer may be done by then");
-    cluster.token(3, job, 1, 6);
+    cluster.token(3, job, 2, 6);
     cluster.tick(10.0, &[1, 2, 3]);
     assert_eq!(cluster.told(2), [&HostCommand::Leave]);
     let (to, generate) = cluster.generation().expect("another goes on with its job");
