@@ -16,8 +16,12 @@ use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_F
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
+#[path = "survival/backup.rs"]
+mod backup;
 #[path = "survival/sessions.rs"]
 mod sessions;
+#[path = "survival/stopping.rs"]
+mod stopping;
 #[path = "survival/together.rs"]
 mod together;
 

@@ -147,6 +147,9 @@ impl<B: Backend> KvOps for Timed<B> {
     fn kv_append(&self, kv: &mut B::Kv, k: &B::Tensor, v: &B::Tensor) -> Outcome<()> {
         self.time("kv_append", |b| b.kv_append(kv, k, v))
     }
+    fn kv_extend(&self, kv: &mut B::Kv, more: &B::Kv) -> Outcome<()> {
+        self.time("kv_extend", |b| b.kv_extend(kv, more))
+    }
     fn kv_rows(&self, kv: &B::Kv, start: usize, end: usize) -> Outcome<B::Kv> {
         self.time("kv_rows", |b| b.kv_rows(kv, start, end))
     }

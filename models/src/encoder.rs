@@ -3,6 +3,7 @@
 
 mod all_to_all;
 mod broadcast;
+mod chained;
 mod local;
 mod max_pool;
 mod passing;
@@ -11,6 +12,8 @@ mod retaining;
 mod shared_prefix;
 pub(crate) mod team;
 mod windowed;
+
+use std::sync::Arc;
 
 use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Partial, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
@@ -22,7 +25,6 @@ pub use retaining::{RetainingHeads, check_retaining_heads};
 use crate::{Decoder, ModelError, decoder::Projected};
 
 /// The keys and values one shard keeps for phase 2.
-#[derive(Clone)]
 pub struct EncodedShard<B: Backend> {
     /// Place of the shard in the merge.
     pub block: usize,
@@ -34,6 +36,13 @@ pub struct EncodedShard<B: Backend> {
     pub layers: Vec<B::Kv>,
     /// The checksum of what its pass read, as it was handed to the kernels.
     pub digest: u64,
+}
+
+/// Shares the keys and values.
+impl<B: Backend> Clone for EncodedShard<B> {
+    fn clone(&self) -> Self {
+        Self { layers: self.layers.clone(), ..*self }
+    }
 }
 
 impl<B: Backend> EncodedShard<B> {
@@ -58,6 +67,8 @@ pub struct Phase1<'a, B: Backend> {
     pub blocks: usize,
     /// What they pass each other.
     pub exchange: &'a Exchange,
+    /// What a chain's shards before these keep, all of them in block order; nothing where these are of no chain.
+    pub behind: &'a [Arc<EncodedShard<B>>],
     /// APB's retaining heads, where the exchange scores by them.
     pub heads: Option<&'a RetainingHeads<B>>,
 }
@@ -66,6 +77,11 @@ pub struct Phase1<'a, B: Backend> {
 pub trait Watch {
     /// A shard has so many layers done. `false` stops the encoding ([`ModelError::Cancelled`]).
     fn layer(&mut self, block: usize, done: usize) -> bool;
+
+    /// Whether to go on with what is nobody's progress. Asked between layers.
+    fn goes_on(&mut self) -> bool {
+        true
+    }
 
     /// So many (row, key) pairs, over all query heads, went through the softmax of one layer of a shard.
     fn pairs(&mut self, block: usize, pairs: u64) {
@@ -108,10 +124,11 @@ pub fn encode_plan<B: Backend>(
     let ids = plan.numbered_ids(context);
     for shards in plan.shards.chunks(together) {
         let inputs = inputs_of(shards, ids.as_slice())?;
-        let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, heads };
-        encoded.append(&mut phase.encode(&mut LocalPeers::default(), watch)?);
+        let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind: &encoded, heads };
+        let passed = phase.encode(&mut LocalPeers::default(), watch)?;
+        encoded.extend(passed.into_iter().map(Arc::new));
     }
-    Ok(encoded)
+    Ok(encoded.iter().map(|shard| EncodedShard::clone(shard)).collect())
 }
 
 /// Encodes what a question gets anew, behind no other shard.
@@ -124,7 +141,7 @@ pub fn encode_alone<B: Backend>(
     watch: &mut dyn Watch,
 ) -> Result<EncodedShard<B>, ModelError> {
     let (shards, inputs, exchange) = (std::slice::from_ref(shard), std::slice::from_ref(input), &Exchange::None);
-    let phase = Phase1 { decoder, shards, inputs, blocks: 1, exchange, heads: None };
+    let phase = Phase1 { decoder, shards, inputs, blocks: 1, exchange, behind: &[], heads: None };
     Ok(phase.encode(&mut LocalPeers::default(), watch)?.swap_remove(0))
 }
 
@@ -223,11 +240,14 @@ impl<B: Backend> Phase1<'_, B> {
                 outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
                 peers.layer_done(index);
             }
-            for ((encoded, Pass { shard, kv, .. }), read) in encoded.iter_mut().zip(passes).zip(&mut read) {
+            let inputs = self.inputs.iter().map(|input| &input.behind);
+            let each = encoded.iter_mut().zip(passes).zip(&mut read).zip(inputs);
+            for (((encoded, Pass { shard, kv, .. }), read), behind) in each {
                 let kept = shard.keep_from()..shard.rows();
                 if index == 0 {
                     read.mask(shard.prefix_rows(), &shard.attention);
                     read.kept(kept.clone());
+                    read.behind(behind);
                     encoded.digest = read.value();
                 }
                 encoded.layers.push(match kept.start {
@@ -322,7 +342,11 @@ impl<B: Backend> Phase1<'_, B> {
 impl<B: Backend> Layer<'_, B> {
     /// Attention output `(query, t, dim)` in f32 of every pass, in pieces that lie one behind the other.
     fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
-        if let Some(window) = self.phase.decoder.config().window(self.index) {
+        let window = self.phase.decoder.config().window(self.index);
+        if self.is_chain() {
+            return self.attend_chained(window, watch);
+        }
+        if let Some(window) = window {
             return self.attend_within(window, peers, watch);
         }
         let whole = match self.phase.exchange {

@@ -176,6 +176,24 @@ pub enum ModelError {
         /// Its value.
         got: f32,
     },
+    /// A form that answers cannot be held to.
+    #[error("the {what} cannot be compiled at {path}: {cause}")]
+    Constraint {
+        /// What it is.
+        what: &'static str,
+        /// The part at fault, as a JSON pointer.
+        path: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A form that takes too long to compile.
+    #[error(
+        "the form of the answer was not compiled within {seconds} s; make it smaller, or ask again when fewer are compiled"
+    )]
+    ConstraintTime {
+        /// Time that there is.
+        seconds: u64,
+    },
     /// Logits asked of a decoder that was loaded without its head.
     #[error("this decoder was loaded for a context host, without the output head; load it with Parts::Query")]
     NoHead,
@@ -258,6 +276,18 @@ pub enum ModelError {
         /// How many.
         tokens: u32,
     },
+    /// A chain's shard without what stands behind it.
+    #[error(
+        "shard {block} of a chain needs the keys of the {expected} tokens before it, and those of {got} are here; report a bug with the log"
+    )]
+    Behind {
+        /// The shard.
+        block: usize,
+        /// Tokens before it.
+        expected: usize,
+        /// Tokens of which there are keys.
+        got: usize,
+    },
     /// A text that cannot fit, by its bytes alone.
     #[error("{bytes} bytes of text, expected at most {most}: no model of this length takes more")]
     TooManyBytes {
@@ -334,6 +364,7 @@ impl ModelError {
             Self::TokenId { .. } => "token_id",
             Self::OutsideVocabulary { .. } => "model_ids",
             Self::Sampling { .. } => "sampling",
+            Self::Constraint { .. } | Self::ConstraintTime { .. } => "constraint",
             Self::NoHead => "no_head",
             Self::Cancelled => "cancelled",
             Self::Unsupported { .. } => "unsupported",
@@ -342,7 +373,7 @@ impl ModelError {
             Self::RetainingHeads { .. } | Self::NoRetainingHeads { .. } => "retaining_heads",
             Self::TooManyBytes { .. } | Self::TooManyTokens { .. } | Self::Uncut { .. } => "context_too_long",
             Self::NoParcel { .. } => "parcel_missing",
-            Self::NoTokens { .. } => "tokens_missing",
+            Self::NoTokens { .. } | Self::Behind { .. } => "tokens_missing",
             Self::Host { .. } => "host_lost",
             Self::NoRoom { .. } | Self::Kernel(_) => "kernel",
         }

@@ -231,6 +231,7 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
         (method(json!({"ring": {"layout": "contiguous"}})), 3),
         (method(json!({"ring": {}})), 3),
         (method(json!({"ulysses": {}})), 2),
+        (method(json!({"chain": {"block_tokens": 7}})), 2),
         // Behind an anchor that is all before it a block misses nothing.
         (method(json!({"star": {}})), 2),
     ];

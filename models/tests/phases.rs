@@ -4,6 +4,10 @@
 mod batch;
 #[path = "phases/carried.rs"]
 mod carried;
+#[path = "phases/chain.rs"]
+mod chain;
+#[path = "phases/group.rs"]
+mod group;
 #[path = "phases/new_method.rs"]
 mod new_method;
 #[path = "phases/refresh.rs"]

@@ -17,7 +17,7 @@ use crate::{
 };
 use commands::{
     bench, certificates, chaos,
-    cluster::{self, events, host, process, top},
+    cluster::{self, backup, events, host, process, top},
     completions, config, demo, doctor, evaluate,
     jobs::{job, plan, session},
     model, self_test,
@@ -67,6 +67,10 @@ pub enum Verb {
     /// The cluster's certificates
     #[command(subcommand)]
     Cert(certificates::CertVerb),
+    /// Write what the supervisor's data_dir has to one file, while the cluster runs or is down
+    Backup(backup::BackupArgs),
+    /// Put back what `backup` wrote, where there is no data_dir yet
+    Restore(backup::RestoreArgs),
     /// What the cluster file can say
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -127,6 +131,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Host(verb) => host::run(globals, verb),
         Verb::Model(verb) => model::run(globals, verb),
         Verb::Cert(verb) => certificates::run(globals, verb),
+        Verb::Backup(args) => backup::backup(globals, &args),
+        Verb::Restore(args) => backup::restore(globals, &args),
         Verb::Config(verb) => config::run(verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
         Verb::Plan(args) => plan::run(globals, &args),

@@ -1,4 +1,5 @@
-//! Questions to sessions of the default method, which get some tokens anew, while hosts die.
+//! Questions to sessions while hosts die: to exact ones, as the default method makes them, and to blocks, of which each question
+//! gets some tokens anew.
 
 use std::{fs, process::Stdio};
 
@@ -7,19 +8,29 @@ use tests::{Cluster, ClusterSpec};
 
 use super::{BINARY, embedded, signal};
 
-const DEFAULT: &str = "[supervisor]\nrecovery = \"redistribute\"\nmax_restarts = 1000\n\n[attention.auto]";
+const EXACT: &str = "[supervisor]\nrecovery = \"redistribute\"\nmax_restarts = 1000\n\n[attention.auto]";
+const BLOCKS: &str = "[supervisor]\nrecovery = \"redistribute\"\nmax_restarts = 1000\n\n[attention.pulsar]";
 
 /// Killed at once, the query host has not encoded what the question gets anew; a moment later it generates.
 #[test]
-fn a_session_of_the_default_method_answers_the_same_whoever_dies() {
-    let cluster = Cluster::start(BINARY, &ClusterSpec { method: DEFAULT, ..embedded(3) });
+fn a_session_of_blocks_answers_the_same_whoever_dies() {
+    answers_the_same_whoever_dies(BLOCKS, "pulsar");
+}
+
+#[test]
+fn an_exact_session_answers_the_same_whoever_dies() {
+    answers_the_same_whoever_dies(EXACT, "chain");
+}
+
+fn answers_the_same_whoever_dies(settings: &'static str, method: &str) {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: settings, ..embedded(3) });
     let filler = |town: usize| format!("The road to town {town} is long and the river beside it is slow. ");
     fs::write(cluster.folder().join("document.txt"), (0..300).map(filler).collect::<String>()).expect("written");
     let made = cluster.run(&["session", "create", "--context", "document.txt", "--name", "book", "-o", "json"]);
     let printed = String::from_utf8_lossy(&made.stderr);
     assert_eq!(made.status.code(), Some(0), "{printed}");
     let session: Value = serde_json::from_slice(&made.stdout).expect("JSON");
-    assert_eq!(session["method"], "pulsar", "{session:#}");
+    assert_eq!(session["method"], method, "{session:#}");
     let question = "Tell what is said about the road and the river, and about all that is slow.";
     let ask = ["session", "ask", "book", question, "--max-tokens", "120", "-o", "json"];
     let answer = |stdout: &[u8]| serde_json::from_slice::<Value>(stdout).expect("JSON")["tokens"].clone();
@@ -92,8 +103,17 @@ fn asked(cluster: &Cluster, name: &str) -> (Value, Value) {
 }
 
 #[test]
-fn a_session_grows_to_what_it_would_have_been_created_as_whoever_dies() {
-    let start = || Cluster::start(BINARY, &ClusterSpec { method: DEFAULT, ..embedded(3) });
+fn a_session_of_blocks_grows_to_what_it_would_have_been_created_as_whoever_dies() {
+    grows_to_what_it_would_have_been_created_as_whoever_dies(BLOCKS);
+}
+
+#[test]
+fn an_exact_session_grows_to_what_it_would_have_been_created_as_whoever_dies() {
+    grows_to_what_it_would_have_been_created_as_whoever_dies(EXACT);
+}
+
+fn grows_to_what_it_would_have_been_created_as_whoever_dies(settings: &'static str) {
+    let start = || Cluster::start(BINARY, &ClusterSpec { method: settings, ..embedded(3) });
     let (cluster, undisturbed, all) = (start(), start(), ids(12_000));
     created(&cluster, "book", &all[..2500]);
     let mut tokens = 2500;
@@ -114,8 +134,17 @@ fn a_session_grows_to_what_it_would_have_been_created_as_whoever_dies() {
 }
 
 #[test]
-fn the_same_context_again_is_not_encoded_and_answers_the_same() {
-    let cluster = Cluster::start(BINARY, &ClusterSpec { method: DEFAULT, ..embedded(3) });
+fn the_same_blocks_again_are_not_encoded_and_answer_the_same() {
+    the_same_context_again_is_not_encoded_and_answers_the_same(BLOCKS, 4096);
+}
+
+#[test]
+fn the_same_chain_again_is_not_encoded_and_answers_the_same() {
+    the_same_context_again_is_not_encoded_and_answers_the_same(EXACT, 4096);
+}
+
+fn the_same_context_again_is_not_encoded_and_answers_the_same(settings: &'static str, kept: u32) {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: settings, ..embedded(3) });
     let all = ids(5000);
     let first = created(&cluster, "first", &all);
     assert_eq!((&first["cached_tokens"], &first["context_tokens"]), (&json!(0), &json!(5000)));
@@ -135,10 +164,10 @@ fn the_same_context_again_is_not_encoded_and_answers_the_same() {
     let mut other = all.clone();
     other[4500] += 1;
     let again = created(&cluster, "again", &other);
-    assert_eq!(again["cached_tokens"], 4096, "all but the block that has another token: {again:#}");
+    assert_eq!(again["cached_tokens"], kept, "all but the block that has another token: {again:#}");
     assert_ne!(asked(&cluster, "again").0, Value::Null);
     // Killed hosts hold nothing any more.
-    cluster.kill("context-1");
+    (0..3).for_each(|host| cluster.kill(&format!("context-{host}")));
     let status = created(&cluster, "anew", &all);
     assert!(status["cached_tokens"].as_u64() < Some(5000), "{status:#}");
     assert_eq!(asked(&cluster, "anew"), expected);

@@ -1,6 +1,7 @@
 //! The context host: encodes shards (phase 1) and answers queries over those it holds (phase 2).
 
 mod answering;
+mod chain;
 mod command;
 mod error;
 mod fair_scheduler;

@@ -278,6 +278,10 @@ impl KvOps for Cpu {
         kv.append(k, v, &self.compute)
     }
 
+    fn kv_extend(&self, kv: &mut CpuKv, more: &CpuKv) -> Result<(), KernelError> {
+        kv.extend(more)
+    }
+
     fn kv_rows(&self, kv: &CpuKv, start: usize, end: usize) -> Result<CpuKv, KernelError> {
         kv.rows(start, end)
     }

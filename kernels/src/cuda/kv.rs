@@ -144,6 +144,22 @@ impl CudaKv {
         Ok(())
     }
 
+    /// Appends the tokens of another cache.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a cache of other heads or another type.
+    pub fn append_cache(&mut self, device: &Device, more: &Self) -> Result<(), KernelError> {
+        if (self.heads, self.dim, self.dtype) != (more.heads, more.dim, more.dtype) {
+            let expected = format!("a cache of ({}, t, {}) {:?}", self.heads, self.dim, self.dtype);
+            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads, more.len, more.dim]]));
+        }
+        let from = [more.buffers[0].pointer, more.buffers[1].pointer];
+        let [to_k, to_v] = self.extend(device, more.len)?;
+        device.copy_pair(from, [to_k.pointer, to_v.pointer], more.len * more.row())?;
+        self.written = device.queue().written();
+        Ok(())
+    }
+
     /// A copy of tokens `start..end`.
     ///
     /// # Errors

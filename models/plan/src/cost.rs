@@ -1,11 +1,13 @@
 //! What a plan costs, host by host: work, memory and bytes. Counts, not seconds: a device's speed is not known here.
 
+mod exactness;
 pub(crate) mod forecast;
 mod shape;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Exchange, Plan, PlanError, Shard, TokenSet, attention::causal_pairs};
+pub use exactness::exact_layers;
 pub use shape::{HeadShare, ModelShape};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
@@ -69,7 +71,7 @@ impl Cost {
         for shard in &plan.shards {
             let host = &mut hosts[shard.host];
             host.add(plan, shard, given.all, shape);
-            for span in shard.spans() {
+            for span in shard.sources() {
                 read[shard.host].add(span.range());
             }
             // What the last of its shards sees, it has received.
@@ -189,7 +191,7 @@ fn passed_bytes(plan: &Plan, shard: &Shard, shape: &ModelShape) -> u64 {
 fn visible_pairs(plan: &Plan, shard: &Shard, before: usize) -> u64 {
     let (rows, prefix, block) = (shard.rows(), shard.prefix_rows(), shard.block_tokens());
     match &plan.exchange {
-        Exchange::None | Exchange::AllToAll => shard.attention.pairs(rows),
+        Exchange::None | Exchange::AllToAll => shard.attention.pairs(rows) + (rows * shard.behind) as u64,
         Exchange::SharedPrefix { sink_rows } => {
             let before_own = if shard.block == 0 { *sink_rows } else { before };
             let own = (prefix * before_own) as u64 + causal_pairs(prefix);

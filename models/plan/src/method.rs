@@ -49,6 +49,7 @@ pub fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<u
         own: Span::in_place(range),
         keeps_prefix: false,
         apart_rows: 0,
+        behind: 0,
         attention: LocalAttention::Causal,
         rope_length: 0,
     };
@@ -80,6 +81,7 @@ pub fn one_shard(name: &str, request: &PlanRequest, attention: LocalAttention) -
         own: Span::in_place(0..tokens),
         keeps_prefix: false,
         apart_rows: 0,
+        behind: 0,
         attention,
         rope_length: 0,
     };

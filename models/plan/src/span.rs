@@ -73,6 +73,8 @@ pub struct Input {
     pub ids: Vec<u32>,
     /// Position ids.
     pub positions: Vec<u32>,
+    /// Ids of the tokens that stand behind it in a chain: not read, but what its keys and values depend on.
+    pub behind: Vec<u32>,
 }
 
 impl Input {
@@ -93,6 +95,13 @@ impl Input {
 }
 
 impl Input {
+    /// What an earlier shard of the chain reads, of what stands behind this one.
+    pub fn earlier(&self, own: Span) -> Self {
+        let range = own.start as usize..own.range().end as usize;
+        let positions = (own.position..).take(range.len()).collect();
+        Self { behind: self.behind[..range.start].to_vec(), ids: self.behind[range].to_vec(), positions }
+    }
+
     /// The rows of `spans` whose ids are given one after the other; none where there are more or fewer.
     pub fn in_order(spans: impl IntoIterator<Item = Span>, ids: Vec<u32>) -> Option<Self> {
         let mut positions = Vec::with_capacity(ids.len());
@@ -102,7 +111,7 @@ impl Input {
             }
             positions.extend(span.position..u32::try_from(span.past()).ok()?);
         }
-        (positions.len() == ids.len()).then_some(Self { ids, positions })
+        (positions.len() == ids.len()).then_some(Self { ids, positions, behind: Vec::new() })
     }
 }
 
@@ -213,7 +222,7 @@ mod tests {
         let span = |start, tokens, position| Span { start, tokens, position };
         let ids: [u32; 5] = [50, 51, 52, 53, 54];
         let input = Input::of([span(3, 2, 0), span(0, 1, 9)], &ids[..]);
-        assert_eq!(input, Ok(Input { ids: vec![53, 54, 50], positions: vec![0, 1, 9] }));
+        assert_eq!(input, Ok(Input { ids: vec![53, 54, 50], positions: vec![0, 1, 9], behind: vec![] }));
         assert_eq!(Input::of([span(4, 2, 0)], &ids[..]), Err(span(4, 2, 0)));
         assert_eq!(Input::of([span(0, 2, u32::MAX - 1)], &ids[..]), Err(span(0, 2, u32::MAX - 1)));
     }

@@ -143,6 +143,7 @@ fn a_context_of_few_tokens_is_planned_or_refused_with_what_to_do() {
         "anchor",
         "ring",
         "ulysses",
+        "chain",
         "streaming",
         "minference",
         "flexprefill",
@@ -328,7 +329,7 @@ fn auto_splits_a_long_context_over_one_host_too() {
     assert_eq!((auto.method.name.as_str(), auto.shards.len()), ("pulsar", 32));
     let flops = |plan: &asterism_plan::Plan| Cost::of(plan, &SHAPE).hosts[0].flops;
     assert!(flops(&auto) < flops(&dense), "{} and {}", flops(&auto), flops(&dense));
-    assert_eq!(plan("auto", &[]).method.name, "dense");
+    assert_eq!(plan("auto", &[]).method.name, "chain");
 }
 
 #[test]
@@ -368,15 +369,42 @@ proptest! {
 }
 
 #[test]
-fn sessions_of_the_default_method_grow_by_blocks() {
+fn sessions_grow_by_blocks() {
     let context: Vec<u32> = (0..9000).collect();
     let plan = |method: &str, tokens: usize| {
         let method: MethodConfig = method.parse().unwrap();
         method.plan(&PlanRequest { query: &[], ..request(&context[..tokens], 4) }).unwrap()
     };
-    let (before, after) = (plan("auto", 5000), plan("auto", 9000));
-    assert_eq!(before.shards[..4], after.shards[..4]);
-    assert_eq!(after.shards, plan("pulsar", 9000).shards);
+    for method in ["pulsar", "chain"] {
+        assert_eq!(plan(method, 5000).shards[..4], plan(method, 9000).shards[..4], "{method}");
+    }
+    let after = plan("pulsar", 9000);
     assert_eq!(after.shards.iter().map(|shard| shard.host).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1, 2, 3, 0]);
     assert!(after.refresh.is_some());
+}
+
+/// Exact while that costs no more than blocks and what sixteen questions get anew.
+#[test]
+fn a_session_is_exact_until_its_questions_cost_less() {
+    let llama_8b = ModelShape {
+        layers: 32,
+        query_heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        hidden: 4096,
+        intermediate: 14_336,
+        vocab: 128_256,
+        kv_bytes_per_element: 2,
+        ..ModelShape::TINY
+    };
+    let context: Vec<u32> = (0..262_144).collect();
+    let named = |tokens: usize, hosts: usize| {
+        let asked = PlanRequest { query: &[], shape: &llama_8b, ..request(&context[..tokens], hosts) };
+        MethodConfig::default().plan(&asked).unwrap().method.name
+    };
+    assert_eq!(
+        [4096, 32_768, 65_536, 131_072, 262_144].map(|tokens| named(tokens, 4)),
+        ["chain", "chain", "chain", "pulsar", "pulsar"]
+    );
+    assert_eq!(named(262_144, 1), "chain", "nothing to split over");
 }

@@ -37,10 +37,11 @@ pub fn encode_together<B: Backend>(
         let mut peers = TeamPeers { board, backend: decoder.backend(), local: LocalPeers::default() };
         for shards in own.chunks(together) {
             let inputs = inputs_of(shards, ids)?;
-            let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, heads: None };
-            encoded.append(&mut phase.encode(&mut peers, &mut |_, _| !board.is_lost())?);
+            let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind: &encoded, heads: None };
+            let passed = phase.encode(&mut peers, &mut |_, _| !board.is_lost())?;
+            encoded.extend(passed.into_iter().map(Arc::new));
         }
-        Ok(encoded)
+        Ok(encoded.iter().map(|shard| EncodedShard::clone(shard)).collect())
     };
     let ends: Vec<Result<Vec<EncodedShard<B>>, ModelError>> = std::thread::scope(|scope| {
         let run = |member| scope.spawn(move || encode(member).inspect_err(|_| board.lose()));

@@ -67,6 +67,7 @@ fn parcels_that_travel_as_bytes_change_no_bit() {
                 inputs: &inputs,
                 blocks: plan.shards.len(),
                 exchange: &plan.exchange,
+                behind: &[],
                 heads: None,
             };
             let logits = |peers: &mut dyn Peers<Cpu>| {

@@ -340,8 +340,19 @@ fn message(act: Action) -> Option<HostMessage> {
         Action::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
             let (context, block, digest, cached) = (1, 0, 0, false);
-            let printed =
-                Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest, cached };
+            let printed = Encoded {
+                context,
+                block,
+                kept_tokens,
+                kv_bytes,
+                seconds,
+                computing_s: seconds,
+                operations: 0,
+                pairs,
+                exchange_bytes,
+                digest,
+                cached,
+            };
             HostMessage::Encoded(printed)
         }
         Action::NotEncoded => {
@@ -370,10 +381,22 @@ fn command(act: Action) -> Option<HostCommand> {
         Action::Encode => {
             let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
             let (attempt, blocks, room, trace) = (1, 1, None, None);
-            HostCommand::Encode(EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket, room, trace })
+            HostCommand::Encode(EncodeShards {
+                context,
+                tenant: 0,
+                attempt,
+                shards,
+                blocks,
+                exchange,
+                peers,
+                ticket,
+                room,
+                trace,
+            })
         }
         Action::Generate => HostCommand::Generate(Generate {
             job,
+            tenant: 0,
             context,
             query_ids: vec![1],
             generated: Vec::new(),

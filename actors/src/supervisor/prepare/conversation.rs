@@ -1,23 +1,22 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{ChatTurn, ModelError, RenderOptions, Speaker, Written};
+use asterism_models::{ChatTurn, ModelError, RenderOptions, Written};
 
 use super::{ModelFront, invalid, prompt::WholePrompt};
 use crate::error::JobError;
 
 impl ModelFront {
-    /// The context and the query that join to what the chat template renders of `turns`: the last message of the user and all
-    /// behind it are the query, everything before it the context. One that is longer than all before it is a document with its
+    /// The context and the query that join to what the chat template renders of `turns`: the last message of the user, or of a tool,
+    /// and all behind it are the query, everything before it the context. One that is longer than all before it is a document with its
     /// question, and cut at its last separator. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
     pub fn conversation(&self, turns: Vec<ChatTurn>, options: RenderOptions) -> Result<(Written, Written), JobError> {
-        let bytes = turns.iter().map(|turn| turn.text.len()).sum();
+        let bytes = turns.iter().map(ChatTurn::bytes).sum();
         self.check_text("messages", bytes)?;
         let separator = self.query_separator.to_string();
-        let asked =
-            turns.iter().rposition(|turn| turn.speaker == Speaker::User).unwrap_or(turns.len().saturating_sub(1));
+        let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(turns.len().saturating_sub(1));
         let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
         let text = turns.get(asked).map_or("", |turn| &turn.text);
         let at = if text.len() > earlier { cut(text, &separator).unwrap_or(0) } else { 0 };
@@ -91,7 +90,7 @@ mod tests {
     }
 
     fn split(turns: &[(Speaker, &str)]) -> (String, String) {
-        let turn = |(speaker, text): &(Speaker, &str)| ChatTurn { speaker: *speaker, text: (*text).to_owned() };
+        let turn = |(speaker, text): &(Speaker, &str)| ChatTurn::new(*speaker, *text);
         texts(
             front().conversation(turns.iter().map(turn).collect(), RenderOptions::on(TemplateDate::default())).unwrap(),
         )
@@ -141,7 +140,7 @@ mod tests {
     #[test]
     fn messages_of_a_base_model_have_the_separator_between_them() {
         use Speaker::{Assistant, User};
-        let turn = |speaker, text: &str| ChatTurn { speaker, text: text.to_owned() };
+        let turn = |speaker, text: &str| ChatTurn::new(speaker, text);
         let turns = [turn(User, "a"), turn(Assistant, "b"), turn(User, "c--d")];
         for (place, before) in [((2, 0), "a--b"), ((2, 1), "a--b--c"), ((0, 1), "a")] {
             let WholePrompt { written, at, .. } = joined(&turns, "--", place);

@@ -13,7 +13,7 @@ use crate::{
     messages::{EncodeShards, Encoded, ShardHolder},
     supervisor::tables::{
         hosts::host_report::Address,
-        prepared::{PreparedContext, Weight},
+        prepared::{PreparedContext, Weight, tenant_number},
     },
     ticket::Ticket,
 };
@@ -452,7 +452,8 @@ impl Context {
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
         let (context, attempt, blocks) = (self.number, self.attempt(), self.plan().shards.len() as u32);
-        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket, room: None, trace: None }
+        let (tenant, ticket) = (tenant_number(&self.prepared.key), self.ticket);
+        EncodeShards { context, tenant, attempt, shards, blocks, exchange, peers, ticket, room: None, trace: None }
     }
 
     /// Whether a host has been ordered to encode a shard.

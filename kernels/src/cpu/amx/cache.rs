@@ -65,6 +65,17 @@ impl AmxCache {
         self.len += tokens;
     }
 
+    /// Appends the tokens of another cache of as many heads of the same size.
+    pub fn extend(&mut self, more: &Self) {
+        assert!(more.heads.len() == self.heads.len() && more.dim == self.dim, "caches of the same shape");
+        self.reserve((self.len + more.len).div_ceil(BLOCK_SIDE));
+        for (from, to) in more.heads.iter().zip(&self.heads) {
+            // SAFETY: the one head holds the tokens, the other has room for them behind its own.
+            unsafe { self.copy_tokens([from.pointer(), to.pointer()], 0, self.len, more.len) };
+        }
+        self.len += more.len;
+    }
+
     /// A copy of tokens `start..end`.
     pub fn rows(&self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.len, "rows {start}..{end} of {}", self.len);

@@ -65,6 +65,17 @@ impl<E: Element> PanelCache<E> {
         });
     }
 
+    /// Appends the rows of another cache of as many heads of the same size.
+    pub(in super::super) fn extend(&mut self, more: &Self) {
+        assert!(more.heads.len() == self.heads.len() && more.dim == self.dim, "caches of the same shape");
+        let (dim, stride, start) = (self.dim, self.stride(), self.len);
+        self.len += more.len;
+        for (to, from) in self.heads.iter_mut().zip(&more.heads) {
+            to.grow(start + more.len, dim, stride);
+            to.copy(start, from, 0, more.len, [dim, stride]);
+        }
+    }
+
     /// A copy of rows `start..end`.
     pub(in super::super) fn rows(&self, start: usize, end: usize) -> Self {
         let (dim, stride, len) = (self.dim, self.stride(), end - start);

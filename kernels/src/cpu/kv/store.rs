@@ -98,6 +98,22 @@ impl CpuKv {
         }
     }
 
+    /// Appends the rows of another cache.
+    pub(in super::super) fn extend(&mut self, more: &Self) -> Result<(), KernelError> {
+        let (expected, got) = ([self.heads(), self.dim()], [more.heads(), more.dim()]);
+        match (&mut self.0, &more.0) {
+            (Store::F32(cache), Store::F32(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::Bf16(cache), Store::Bf16(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::Tiles(cache), Store::Tiles(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            _ => {
+                let [heads, dim] = expected;
+                let expected = format!("a cache of the same type of ({heads}, t, {dim})");
+                return Err(KernelError::shape("kv_extend", expected, &[&got]));
+            }
+        }
+        Ok(())
+    }
+
     /// A copy of rows `start..end`.
     pub(in super::super) fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
         let len = self.len();

@@ -1,9 +1,12 @@
-//! Dense attention while it is the cheaper one, else the most accurate of the cheap methods. What each would cost decides.
+//! Exact attention while it is the cheaper one, else the most accurate of the cheap methods. What each would cost decides.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{blockwise::pulsar::PulsarConfig, exact::dense::DenseConfig};
+use super::{
+    blockwise::pulsar::PulsarConfig,
+    exact::{chain::ChainConfig, dense::DenseConfig},
+};
 use crate::{Choice, Conditions, Cost, Forecast, Method, Plan, PlanError, PlanRequest};
 
 /// Context tokens below which no plan but dense's is looked at: summaries need 1,152 tokens, so that none is cheaper.
@@ -12,6 +15,9 @@ const DENSE_BELOW_TOKENS: usize = 2048;
 /// Blocks are no smaller than this, however many the hosts: some are then left idle. Blocks of 256 tokens lose facts that are
 /// spread over a few hundred.
 const LEAST_CHOSEN_BLOCK: usize = 512;
+
+/// Questions that a session is taken to be asked: what they cost beside its encoding counts as much as that.
+const SESSION_QUESTIONS: f64 = 16.0;
 
 /// Where to change over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -59,13 +65,11 @@ impl Method for AutoConfig {
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         let (tokens, hosts) = (request.context.len(), request.hosts);
         if let Some(reason) = self.needs_dense(request) {
-            return Ok(because(DenseConfig {}.plan(request)?, reason));
+            return Ok(because(exact(request)?, reason));
         }
         let split = split(request)?;
         if request.query.is_empty() {
-            let anew = split.refresh.map_or(0, |rule| rule.tokens);
-            let known = format!("blocks behind the sink; each question gets {anew} tokens anew");
-            return Ok(because(split, format!("a session of {tokens} context tokens over {hosts} hosts: {known}")));
+            return session(split, request);
         }
         let dense = DenseConfig {}.plan(request)?;
         if let Some(reason) = dearer(&split, &dense, request) {
@@ -83,18 +87,17 @@ impl AutoConfig {
     /// When there is no plan.
     pub fn alternatives(&self, request: &PlanRequest) -> Result<Vec<Alternative>, PlanError> {
         let taken = self.plan(request)?;
-        let (dense, split) = (DenseConfig {}.plan(request)?, split(request)?);
+        let (dense, split) = match request.query.is_empty() {
+            true => (ChainConfig::default().plan(request)?, split(request)?),
+            false => (DenseConfig {}.plan(request)?, split(request)?),
+        };
         let reason = taken.method.reason.clone().unwrap_or_default();
         let (other, why) = match taken.method.name == dense.method.name {
             true => (split, self.needs_dense(request).unwrap_or_else(|| reason.clone())),
             false => {
                 let [cheap, dear] = [&taken, &dense].map(|plan| Cost::of(plan, request.shape));
                 let part = percent(cheap.prefill_pairs, dear.prefill_pairs);
-                let why = match request.query.is_empty() {
-                    true => "what is appended would have it encoded all over",
-                    false => "no answer gets better by more",
-                };
-                (dense, format!("the one taken computes {part} of its pairs; {why}"))
+                (dense, format!("the one taken computes {part} of its pairs; no answer gets better by more"))
             }
         };
         Ok(vec![looked_at(&taken, true, reason, request), looked_at(&other, false, why, request)])
@@ -107,6 +110,46 @@ impl AutoConfig {
             return Some("a session on one context host: nothing to split over".to_owned());
         }
         (tokens < limit).then(|| format!("{tokens} context tokens are fewer than {limit}"))
+    }
+}
+
+/// Exact attention: over a context that may grow, in a form that grows with it.
+fn exact(request: &PlanRequest) -> Result<Plan, PlanError> {
+    match request.query.is_empty() {
+        true => ChainConfig::default().plan(request),
+        false => DenseConfig {}.plan(request),
+    }
+}
+
+/// A session is encoded once and asked often: exact, where that costs no more than blocks do with what
+/// [`SESSION_QUESTIONS`] questions get anew.
+fn session(split: Plan, request: &PlanRequest) -> Result<Plan, PlanError> {
+    let (tokens, hosts) = (request.context.len(), request.hosts);
+    let of = format!("a session of {tokens} context tokens over {hosts} hosts");
+    let Some(anew) = split.refresh.map(|rule| rule.tokens.min(tokens)).filter(|anew| *anew > 0) else {
+        return Ok(because(split, format!("{of}: blocks behind the sink")));
+    };
+    let (exact, question) = (exact(request)?, PlanRequest { context: &request.context[..anew], hosts: 1, ..*request });
+    let question = DenseConfig {}.plan(&question)?;
+    let work = |plan: &Plan| phase1_work(plan, request);
+    let blocks = work(&split) + SESSION_QUESTIONS * work(&question);
+    Ok(match work(&exact) <= blocks {
+        true => because(exact, format!("{of}: exact, for no more than blocks with {SESSION_QUESTIONS} questions cost")),
+        false => because(split, format!("{of}: blocks behind the sink; each question gets {anew} tokens anew")),
+    })
+}
+
+/// Seconds of phase 1 where the speeds are known, else operations: of all hosts where they share the cores of one machine, of the
+/// busiest where each has its own.
+fn phase1_work(plan: &Plan, request: &PlanRequest) -> f64 {
+    let cost = Cost::of(plan, request.shape);
+    encode_s(&cost, request).unwrap_or_else(|| operations(&cost, request) as f64)
+}
+
+fn operations(cost: &Cost, request: &PlanRequest) -> u64 {
+    match request.one_machine {
+        true => cost.hosts.iter().map(|host| host.flops).sum(),
+        false => cost.critical_host().map_or(0, |host| host.flops),
     }
 }
 
@@ -154,11 +197,7 @@ fn dearer(split: &Plan, dense: &Plan, request: &PlanRequest) -> Option<String> {
     if let (Some(split), Some(dense)) = (encode_s(&split, request), encode_s(&dense, request)) {
         return (split >= dense).then(|| format!("split, {split:.2} s to encode instead of {dense:.2} s"));
     }
-    let work = |cost: &Cost| match request.one_machine {
-        true => cost.hosts.iter().map(|host| host.flops).sum(),
-        false => cost.critical_host().map_or(0, |host| host.flops),
-    };
-    let (split, dense) = (work(&split), work(&dense));
+    let (split, dense) = (operations(&split, request), operations(&dense, request));
     (split >= dense).then(|| format!("split, {} of dense attention's operations", percent(split, dense)))
 }
 

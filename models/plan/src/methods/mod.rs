@@ -18,6 +18,7 @@ pub use blockwise::{
     star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig},
 };
 pub use exact::{
+    chain::ChainConfig,
     dense::DenseConfig,
     ring::{RingConfig, RingLayout},
     ulysses::UlyssesConfig,
@@ -72,6 +73,8 @@ methods! {
     Ring(RingConfig),
     /// Ulysses: exact, heads split over hosts.
     Ulysses(UlyssesConfig),
+    /// Exact attention that can be appended to: blocks on one host, each behind the kept keys of those before.
+    Chain(ChainConfig),
     /// StreamingLLM: one host, a sink and a window.
     Streaming(StreamingConfig),
     /// MInference: one host, columns and diagonals.
@@ -173,7 +176,7 @@ mod tests {
         let error = "comet".parse::<MethodConfig>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"no attention method is called "comet"; known are dense, star, pulsar, apb, anchor, ring, ulysses, streaming, minference, flexprefill, auto"#
+            r#"no attention method is called "comet"; known are dense, star, pulsar, apb, anchor, ring, ulysses, chain, streaming, minference, flexprefill, auto"#
         );
     }
 

@@ -35,6 +35,13 @@ impl InputDigest {
         self.list(4, format!("{attention:?}").bytes().map(u64::from));
     }
 
+    /// Token ids that stand behind the rows in a chain.
+    pub fn behind(&mut self, ids: &[u32]) {
+        if !ids.is_empty() {
+            self.list(7, ids.iter().copied().map(u64::from));
+        }
+    }
+
     /// Rows whose keys and values are kept.
     pub fn kept(&mut self, rows: Range<usize>) {
         self.list(5, [rows.start as u64, rows.end as u64]);
@@ -70,6 +77,7 @@ impl Shard {
         digest.rope_length(self.rope_length);
         digest.mask(self.prefix_rows(), &self.attention);
         digest.kept(self.keep_from()..self.rows());
+        digest.behind(&input.behind);
         digest.value()
     }
 }
@@ -90,6 +98,7 @@ mod tests {
             own: span(8, 4),
             keeps_prefix: false,
             apart_rows: 0,
+            behind: 0,
             attention,
             rope_length: 0,
         };

@@ -126,6 +126,7 @@ mod tests {
                 own: Span::in_place(*block..block + 1),
                 keeps_prefix: false,
                 apart_rows: 0,
+                behind: 0,
                 attention: LocalAttention::Causal,
                 rope_length: 0,
             };

@@ -96,8 +96,17 @@ impl Plan {
         let own = spans.pop()?;
         let (block, attention) = (self.shards.len(), LocalAttention::Causal);
         let rope_length = self.shards.first().map_or(0, |shard| shard.rope_length);
-        let shard =
-            Shard { block, host: 0, prefix: spans, own, keeps_prefix: true, apart_rows: 0, attention, rope_length };
+        let shard = Shard {
+            block,
+            host: 0,
+            prefix: spans,
+            own,
+            keeps_prefix: true,
+            apart_rows: 0,
+            behind: 0,
+            attention,
+            rope_length,
+        };
         let mut left = &chosen[..];
         let hidden = self.shards.iter().filter_map(|shard| hidden_of(shard, &mut left)).collect();
         Some(Refresh { shard, hidden })

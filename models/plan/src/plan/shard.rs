@@ -25,6 +25,10 @@ pub struct Shard {
     /// apart from the others' here too, where a row's bits depend on how many are computed with it.
     #[serde(default, skip_serializing_if = "is_none")]
     pub apart_rows: usize,
+    /// Tokens of the context whose keys its rows see beside those of its pass, as the shards before it keep them: none, or all
+    /// that stand before the block. Such a shard is one of a chain: blocks of one size, and a last one that may be shorter.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub behind: usize,
     /// Which keys a row of this pass sees.
     pub attention: LocalAttention,
     /// The length of the sequence that its rotary embedding is of, as [`RopeLength::stands_for`] says.
@@ -42,12 +46,35 @@ impl Shard {
         self.prefix.iter().copied().chain([self.own])
     }
 
-    /// Ids and positions of what its pass reads, given those of the context.
+    /// The tokens of which its keys and values are made: those of its pass, and those that stand behind it in a chain.
+    pub fn sources(&self) -> impl Iterator<Item = Span> {
+        (self.behind > 0).then(|| Span::in_place(0..self.behind)).into_iter().chain(self.spans())
+    }
+
+    /// Ids and positions of what its pass reads, and ids of what stands behind it, given those of the context.
     ///
     /// # Errors
     /// The first span of which ids are not known.
     pub fn input(&self, known: &(impl TokenIds + ?Sized)) -> Result<Input, Span> {
-        Input::of(self.spans(), known)
+        let mut input = Input::of(self.spans(), known)?;
+        if self.behind > 0 {
+            let behind = Span::in_place(0..self.behind);
+            input.behind = known.ids(behind.start, behind.tokens).ok_or(behind)?.to_vec();
+        }
+        Ok(input)
+    }
+
+    /// The shards of a chain before this one, in order.
+    pub fn earlier(&self) -> impl Iterator<Item = Self> {
+        let size = self.behind.checked_div(self.block).unwrap_or(0);
+        let blocks = if self.behind > 0 { self.block } else { 0 };
+        let shard = self.clone();
+        (0..blocks).map(move |block| Self {
+            block,
+            own: Span::in_place(block * size..(block + 1) * size),
+            behind: block * size,
+            ..shard.clone()
+        })
     }
 
     /// Rows of its pass.
@@ -80,6 +107,24 @@ impl Shard {
         self.block_tokens() + if self.keeps_prefix { self.prefix_rows() } else { 0 }
     }
 
+    /// What stands behind it is all that stands before it: blocks of one size, no smaller than its own.
+    fn check_chained(&self, block: usize) -> Result<(), PlanError> {
+        let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
+        let size = self.behind.checked_div(block).unwrap_or(0);
+        if self.behind != self.own.start as usize || size * block != self.behind {
+            return broken("number of tokens behind it", size * block, self.behind);
+        }
+        if self.block_tokens() > size {
+            return broken("number of block tokens", size, self.block_tokens());
+        }
+        let plain =
+            self.prefix.is_empty() && self.own == Span::in_place(self.behind..self.behind + self.block_tokens());
+        if !plain || self.attention != LocalAttention::Causal {
+            return broken("number of tokens in a prefix, or out of place", 0, self.prefix_rows().max(1));
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self, block: usize, hosts: usize) -> Result<(), PlanError> {
         let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
         if self.block != block {
@@ -90,6 +135,9 @@ impl Shard {
         }
         if self.spans().any(|span| span.tokens == 0) {
             return broken("number of tokens of a span", 1, 0);
+        }
+        if self.behind > 0 {
+            self.check_chained(block)?;
         }
         self.attention.check()
     }

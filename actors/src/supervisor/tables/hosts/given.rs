@@ -17,7 +17,7 @@ impl SentTokens {
     /// What the host has of a context's tokens.
     pub fn tokens(&self, context: u64, plan: &Plan) -> TokenSet {
         let mut tokens = TokenSet::default();
-        let mut add = |shard: &Shard| shard.spans().for_each(|span| drop(tokens.add(span.range())));
+        let mut add = |shard: &Shard| shard.sources().for_each(|span| drop(tokens.add(span.range())));
         for &(block, alone) in self.0.get(&context).into_iter().flatten() {
             match alone {
                 true => add(&plan.alone(block)),
@@ -33,7 +33,7 @@ impl SentTokens {
         let mut missing = Vec::new();
         for shard in &order.shards {
             if given.insert((shard.block, order.exchange == Exchange::None)) {
-                shard.spans().for_each(|span| missing.append(&mut has.add(span.range())));
+                shard.sources().for_each(|span| missing.append(&mut has.add(span.range())));
             }
         }
         missing

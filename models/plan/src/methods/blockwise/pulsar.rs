@@ -206,6 +206,7 @@ impl PulsarConfig {
                 own,
                 keeps_prefix,
                 apart_rows: 0,
+                behind: 0,
                 attention: self.local_attention,
                 rope_length: 0,
             });

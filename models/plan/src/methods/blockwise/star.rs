@@ -152,7 +152,7 @@ impl Method for StarConfig {
             let prefix = if shared { Vec::new() } else { anchors.before(block) };
             let own = Span::in_place(blocks[block].clone());
             let attention = self.local_attention;
-            Shard { block, host, prefix, own, keeps_prefix: false, apart_rows: 0, attention, rope_length: 0 }
+            Shard { block, host, prefix, own, keeps_prefix: false, apart_rows: 0, behind: 0, attention, rope_length: 0 }
         };
         Ok(Plan {
             method: Choice::typed(self.name()),

@@ -112,7 +112,7 @@ pub fn all(
         let name = format!("ring over {} hosts", contexts.len());
         checks.push(anywhere(short.request(ring), &short, (&contexts, query), CheckKind::Split, name));
     }
-    let exact = ["dense", "ring", "ulysses"].contains(&default.name());
+    let exact = ["dense", "ring", "ulysses", "chain"].contains(&default.name());
     if let Some(long) = long.filter(|_| default.name() != "dense") {
         checks.push(one(&long, first, query, CheckKind::LongAlone, format!("dense on {}, longer", first.name)));
         let name = format!("the default, {}", default.name());
