@@ -110,9 +110,8 @@ fn a_plan_shows_what_a_job_costs_and_why_auto_chose() {
 
 #[test]
 fn a_plan_of_a_session_shows_what_each_question_costs() {
-    let plan = |method: &str, more: &[&str]| {
-        wide().says(&[&["plan", "--method", method, "--tokens", "8k"], more].concat())
-    };
+    let plan =
+        |method: &str, more: &[&str]| wide().says(&[&["plan", "--method", method, "--tokens", "8k"], more].concat());
     insta::assert_snapshot!(
         [
             plan("pulsar", &["--session"]),

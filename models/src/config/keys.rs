@@ -70,6 +70,8 @@ pub(super) const KEYS: &[Key] = &[
     computed("num_experts"),
     computed("num_experts_per_tok"),
     computed("norm_topk_prob"),
+    computed("swiglu_alpha"),
+    computed("swiglu_limit"),
     computed("moe_intermediate_size"),
     computed("decoder_sparse_step"),
     computed("mlp_only_layers"),

@@ -7,9 +7,9 @@ use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 
 use crate::{
+    client::hub,
     cluster::{Model, file as cluster_file},
     error::CliError,
-    hub,
     processes::template,
 };
 
