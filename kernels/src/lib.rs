@@ -26,7 +26,7 @@ pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 pub use cuda::{Cuda, CudaOptions};
 pub use dtype::DType;
 pub use error::KernelError;
-pub use operands::{Ask, Heads, KeySets, Mask, Merging, Selection, merging, packed};
+pub use operands::{Ask, BlockFormat, Heads, KeySets, Mask, Merging, Selection, Stored, merging, packed};
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;

@@ -1,14 +1,17 @@
 //! What operations of several capabilities are told, as values: heads, masks, sets of keys, asks of shards and how their answers are
-//! merged. Knows no device.
+//! merged, and how weights are stored. Knows no device.
 
 mod heads;
 mod key_sets;
 mod mask;
 pub mod merging;
 pub mod packed;
+mod stored;
 
 pub use heads::Heads;
 pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
+pub use stored::{BlockFormat, Stored};
+pub(crate) use stored::{SUB, sub_block};
