@@ -9,7 +9,7 @@ use super::lanes::{
     store_some,
 };
 use super::pool::{DisjointBuffer, Tasks, ThreadPool, filled};
-use super::tensor::BlockPanels;
+use super::tensor::{BlockPanels, PairSink};
 use crate::operands::SUB;
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
@@ -184,14 +184,22 @@ fn widen<E: Element, C: CodeLanes>(
     let subs = inputs.start / SUB..inputs.end / SUB;
     wide.resize(panels.len() * inputs.len() * PANEL, E::default());
     for (panel, wide) in panels.zip(wide.chunks_exact_mut(inputs.len() * PANEL)) {
-        let (pairs, _) = wide.as_chunks_mut::<{ 2 * PANEL }>();
-        blocks.widen::<C>(panel, subs.clone(), |pair, even, odd| {
-            let (even, odd) = (C::array(even), C::array(odd));
-            for lane in 0..PANEL {
-                pairs[pair][lane] = E::narrow(even[lane]);
-                pairs[pair][PANEL + lane] = E::narrow(odd[lane]);
-            }
-        });
+        blocks.widen::<C>(panel, subs.start..subs.end, &mut WideRows(wide));
+    }
+}
+
+/// A panel as [`Packed`] has it: a row of 16 outputs for each input.
+struct WideRows<'a, E>(&'a mut [E]);
+
+impl<E: Element, C: CodeLanes> PairSink<C> for WideRows<'_, E> {
+    #[inline(always)]
+    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
+        let (even, odd) = (C::array(even), C::array(odd));
+        let to = &mut self.0[2 * pair * PANEL..][..2 * PANEL];
+        for lane in 0..PANEL {
+            to[lane] = E::narrow(even[lane]);
+            to[PANEL + lane] = E::narrow(odd[lane]);
+        }
     }
 }
 

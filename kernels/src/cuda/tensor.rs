@@ -316,7 +316,7 @@ impl Device {
 /// The elements of a checkpoint's tensor in `dtype`, behind `to`: blocks as what they stand for.
 fn convert(part: &HostTensor<'_>, dtype: DType, to: &mut Vec<u8>) {
     // Whole blocks of every format.
-    const CONVERTED: usize = 4096;
+    const CONVERTED: usize = 1024;
     let (elements, mut wide) = (part.shape.iter().product::<usize>(), [0.0; CONVERTED]);
     for start in (0..elements).step_by(CONVERTED) {
         let wide = &mut wide[..CONVERTED.min(elements - start)];

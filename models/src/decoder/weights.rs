@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use asterism_kernels::{Backend, HostTensor};
+use asterism_kernels::Backend;
 
 use crate::{
-    Checkpoint, DecoderParts, ModelConfig, ModelError,
+    Checkpoint, DecoderParts, ModelConfig, ModelError, Weight,
     family::{LinearSpec, NormSpec},
 };
 
@@ -131,7 +131,7 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?)?;
+        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?.host())?;
         self.checkpoint.leave(self.checkpoint.table());
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
@@ -159,17 +159,17 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
-        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
+        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?.host())?;
         self.checkpoint.leave(self.checkpoint.head());
         Ok(Head { norm: self.norm(self.config.layer.names.norm, self.config.hidden)?, linear })
     }
 
-    fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
+    fn table_weight(&self, name: &str) -> Result<Weight<'a>, ModelError> {
         self.checkpoint.finite_tensor(name, &[self.config.vocab, self.config.hidden])
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?)?)
+        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?.host())?)
     }
 
     /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
@@ -184,6 +184,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
             false => Vec::new(),
         };
+        let [weights, biases] = [&weights, &biases].map(|all| all.iter().map(Weight::host).collect::<Vec<_>>());
         let linear = self.backend.linear_weight(&weights, &biases)?;
         // The backend has a copy laid out as it computes.
         parts.iter().for_each(|(name, _)| self.checkpoint.leave(&format!("{name}.weight")));

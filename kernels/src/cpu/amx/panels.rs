@@ -2,7 +2,7 @@
 
 use super::engine::{BLOCK_SIDE, Engine, LANES, Rows, STEP_ELEMENTS, TILE_ELEMENTS};
 use crate::cpu::lanes::CodeLanes;
-use crate::cpu::tensor::BlockPanels;
+use crate::cpu::tensor::{BlockPanels, PairSink};
 
 /// Packs up to 32 rows as a panel of `A`; missing rows and columns are zero.
 ///
@@ -62,10 +62,21 @@ pub(super) unsafe fn widen<C: CodeLanes>(blocks: &BlockPanels, index: usize, pan
             }
             continue;
         }
-        blocks.widen::<C>(2 * index + half, 0..steps, |pair, even, odd| {
-            let at = pair / LANES * STEP_ELEMENTS + half * TILE_ELEMENTS + pair % LANES * BLOCK_SIDE;
-            // SAFETY: a row of a tile of the panel.
-            unsafe { C::store_pairs(even, odd, panel.add(at)) };
-        });
+        blocks.widen::<C>(2 * index + half, 0..steps, &mut Tiles { panel, half });
+    }
+}
+
+/// The tiles of a half of a panel, a row for two inputs.
+struct Tiles {
+    panel: *mut u16,
+    half: usize,
+}
+
+impl<C: CodeLanes> PairSink<C> for Tiles {
+    #[inline(always)]
+    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
+        let at = pair / LANES * STEP_ELEMENTS + self.half * TILE_ELEMENTS + pair % LANES * BLOCK_SIDE;
+        // SAFETY: `widen` gives as many pairs as the panel has.
+        unsafe { C::store_pairs(even, odd, self.panel.add(at)) };
     }
 }

@@ -106,14 +106,9 @@ impl BlockPanels {
         self.parts.iter().map(|part| part.bytes.len()).sum()
     }
 
-    /// Gives inputs `32 subs.start` to `32 subs.end` of a panel, two at a time, each of 16 outputs: `write(pair, even, odd)`.
+    /// Gives inputs `32 subs.start` to `32 subs.end` of a panel to `sink`.
     #[inline(always)]
-    pub fn widen<C: CodeLanes>(
-        &self,
-        panel: usize,
-        subs: Range<usize>,
-        write: impl FnMut(usize, C::Floats, C::Floats),
-    ) {
+    pub fn widen<C: CodeLanes>(&self, panel: usize, subs: Range<usize>, sink: &mut impl PairSink<C>) {
         let part = self.parts.iter().rfind(|part| part.first <= panel).expect("the first part begins at panel 0");
         let size = part.layout.panel_bytes(self.k);
         assert!(subs.end * SUB <= self.k && (panel - part.first + 1) * size <= part.bytes.len());
@@ -121,13 +116,19 @@ impl BlockPanels {
         // SAFETY: the panel has these inputs.
         unsafe {
             match part.layout.bits {
-                4 => widen::<C, 4>(part.layout, bytes, subs, write),
-                5 => widen::<C, 5>(part.layout, bytes, subs, write),
-                6 => widen::<C, 6>(part.layout, bytes, subs, write),
-                _ => widen::<C, 8>(part.layout, bytes, subs, write),
+                4 => widen::<C, 4>(part.layout, bytes, subs, sink),
+                5 => widen::<C, 5>(part.layout, bytes, subs, sink),
+                6 => widen::<C, 6>(part.layout, bytes, subs, sink),
+                _ => widen::<C, 8>(part.layout, bytes, subs, sink),
             }
         }
     }
+}
+
+/// Where widened weights go. No closure, whose calls would not be compiled with the instructions of the lanes.
+pub(in super::super) trait PairSink<C: CodeLanes> {
+    /// Inputs `2 pair` and `2 pair + 1` from the first asked for on, of 16 outputs. Must be `#[inline(always)]`.
+    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats);
 }
 
 impl PanelPart {
@@ -214,31 +215,40 @@ unsafe fn widen<C: CodeLanes, const BITS: usize>(
     layout: Layout,
     panel: *const u8,
     subs: Range<usize>,
-    mut write: impl FnMut(usize, C::Floats, C::Floats),
+    sink: &mut impl PairSink<C>,
 ) {
     let (of_block, sub_bytes, values) = (layout.subs_of_block(), layout.sub_bytes(), layout.format.values());
-    let block_bytes = layout.factor_bytes() + of_block * sub_bytes;
-    let shift = of_block.trailing_zeros();
-    let list = |from: usize| C::floats(&std::array::from_fn(|at| f32::from(values[from + at])));
-    let (chosen, less) = ([list(0), list(PANEL)], -i32::from(values[0]));
-    for (number, sub) in subs.enumerate() {
+    let (factor_bytes, shift) = (layout.factor_bytes(), of_block.trailing_zeros());
+    let block_bytes = factor_bytes + of_block * sub_bytes;
+    let scale_bytes = layout.scales * layout.kinds() * PANEL;
+    let (chosen, less) = ([C::floats(&list(values, 0)), C::floats(&list(values, PANEL))], -i32::from(values[0]));
+    let mut to = 0;
+    for sub in subs {
         // SAFETY: a block of the panel, and its 32 inputs: scales, then codes.
         unsafe {
             let block = panel.add((sub >> shift) * block_bytes);
-            let rest = block.add(layout.factor_bytes() + (sub & (of_block - 1)) * sub_bytes);
-            let codes = rest.add(layout.scales * layout.kinds() * PANEL);
+            let rest = block.add(factor_bytes + (sub & (of_block - 1)) * sub_bytes);
+            let codes = rest.add(scale_bytes);
             let Scaling { scales, lows } = layout.scaling::<C>(block, rest);
             for half in 0..2 {
+                let (scale, low) = (scales[half], lows[half]);
                 for pair in half * PANEL / 2..(half + 1) * PANEL / 2 {
-                    let wide = pair_of::<C, BITS>(codes, pair).map(|code| {
-                        let value = if BITS < 6 { code.choose(&chosen) } else { code.widen_less(less) };
-                        C::mul_add(scales[half], value, lows[half])
-                    });
-                    write(number * PANEL + pair, wide[0], wide[1]);
+                    let (even, odd) = pair_of::<C, BITS>(codes, pair);
+                    let (even, odd) = match BITS < 6 {
+                        true => (even.choose(&chosen), odd.choose(&chosen)),
+                        false => (even.widen_less(less), odd.widen_less(less)),
+                    };
+                    sink.write(to, C::mul_add(scale, even, low), C::mul_add(scale, odd, low));
+                    to += 1;
                 }
             }
         }
     }
+}
+
+/// What sixteen codes stand for.
+fn list(values: &[i8; 256], from: usize) -> [f32; PANEL] {
+    std::array::from_fn(|at| f32::from(values[from + at]))
 }
 
 impl Layout {
@@ -246,30 +256,38 @@ impl Layout {
     /// `block` must be one, and `rest` begin 32 inputs of it.
     #[inline(always)]
     unsafe fn scaling<C: CodeLanes>(self, block: *const u8, rest: *const u8) -> Scaling<C::Floats> {
-        let kind = |kind: usize, half: usize| {
-            // SAFETY: the block's factors, and the scales of these inputs.
-            unsafe {
-                let at = block.add(kind * 2 * PANEL);
-                let factor = match self.format {
-                    BlockFormat::Mxfp4 => C::load_upper(at),
-                    _ => C::load_halves(at),
-                };
-                match self.scales {
-                    0 => factor,
-                    scales => {
-                        let own = rest.add((kind * scales + half % scales) * PANEL);
-                        C::mul(factor, C::load_signed(own).widen_less(0))
-                    }
-                }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scales = self.scales_of::<C>(block, rest);
+            let lows = match self.lows {
+                true => self.scales_of::<C>(block.add(2 * PANEL), rest.add(self.scales * PANEL)),
+                false => [C::floats(&[0.0; PANEL]); 2],
+            };
+            Scaling { scales, lows }
+        }
+    }
+
+    /// Factors, times what each half has of its own.
+    ///
+    /// # Safety
+    /// `factors` and `own` must be those of a kind.
+    #[inline(always)]
+    unsafe fn scales_of<C: CodeLanes>(self, factors: *const u8, own: *const u8) -> [C::Floats; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let factor = match self.format {
+                BlockFormat::Mxfp4 => C::load_upper(factors),
+                _ => C::load_halves(factors),
+            };
+            if self.scales == 0 {
+                return [factor; 2];
             }
-        };
-        let halves = |number: usize| {
-            let first = kind(number, 0);
-            [first, if self.scales == 2 { kind(number, 1) } else { first }]
-        };
-        let scales = halves(0);
-        let lows = if self.lows { halves(1) } else { [C::floats(&[0.0; PANEL]); 2] };
-        Scaling { scales, lows }
+            let first = C::mul(factor, C::load_signed(own).widen_less(0));
+            if self.scales == 1 {
+                return [first; 2];
+            }
+            [first, C::mul(factor, C::load_signed(own.add(PANEL)).widen_less(0))]
+        }
     }
 }
 
@@ -278,22 +296,22 @@ impl Layout {
 /// # Safety
 /// `codes` must have all of 32 inputs.
 #[inline(always)]
-unsafe fn pair_of<C: CodeLanes, const BITS: usize>(codes: *const u8, pair: usize) -> [C; 2] {
+unsafe fn pair_of<C: CodeLanes, const BITS: usize>(codes: *const u8, pair: usize) -> (C, C) {
     // SAFETY: two rows of the codes, or one of their low halves and one of the bits above.
     unsafe {
         if BITS == 8 {
-            return [2 * pair, 2 * pair + 1].map(|input| C::load_signed(codes.add(input * PANEL)));
+            let codes = codes.add(2 * pair * PANEL);
+            return (C::load_signed(codes), C::load_signed(codes.add(PANEL)));
         }
         let low = C::load(codes.add(pair * PANEL));
         let (even, odd) = (low.and(15), low.shift_right(4));
         if BITS == 4 {
-            return [even, odd];
+            return (even, odd);
         }
         let above = BITS - 4;
         let (of_byte, mask) = (8 / above, ((1 << above) - 1) << 4);
         let high = C::load(codes.add(LOW_BYTES + 2 * pair / of_byte * PANEL)).shift_left(4);
         let shift = (above * (2 * pair % of_byte)) as u32;
-        let (first, second) = (high.shift_right(shift), high.shift_right(shift + above as u32));
-        [even.take(first, mask), odd.take(second, mask)]
+        (even.take(high.shift_right(shift), mask), odd.take(high.shift_right(shift + above as u32), mask))
     }
 }
