@@ -28,7 +28,9 @@ pub use cuda::{Cuda, CudaOptions};
 pub use dtype::DType;
 pub use error::KernelError;
 pub use group::{DeviceGroup, GroupKv, GroupLinear, GroupTensor, check_heads};
-pub use operands::{Activation, Ask, Extra, Heads, KeySets, Mask, Merging, Selection, merging, packed};
+pub use operands::{
+    Activation, Ask, BlockFormat, Extra, Heads, KeySets, Mask, Merging, Selection, Stored, merging, packed,
+};
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;

@@ -1,5 +1,5 @@
 //! What operations of several capabilities are told, as values: heads, masks, sets of keys, asks of shards and how their answers are
-//! merged. Knows no device.
+//! merged, and how weights are stored. Knows no device.
 
 mod activation;
 mod heads;
@@ -7,6 +7,7 @@ mod key_sets;
 mod mask;
 pub mod merging;
 pub mod packed;
+mod stored;
 
 pub use activation::{Activation, Extra};
 pub use heads::Heads;
@@ -14,3 +15,5 @@ pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
+pub use stored::{BlockFormat, Stored};
+pub(crate) use stored::{SUB, sub_block};

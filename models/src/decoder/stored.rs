@@ -1,10 +1,10 @@
 //! Weights laid out otherwise than a checkpoint stores them: norms with an offset, and heads of which a part turns. Uploads nothing.
 
-use asterism_kernels::{DType, HostTensor};
+use asterism_kernels::{DType, HostTensor, Stored};
 
 /// A tensor with its values changed or moved.
 pub(super) struct LaidOut {
-    dtype: DType,
+    stored: Stored,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
@@ -16,17 +16,13 @@ pub(super) fn borrowed(laid: &[LaidOut]) -> Vec<HostTensor<'_>> {
 
 impl LaidOut {
     fn host(&self) -> HostTensor<'_> {
-        HostTensor { dtype: self.dtype, shape: &self.shape, bytes: &self.bytes }
+        HostTensor { stored: self.stored, shape: &self.shape, bytes: &self.bytes }
     }
 }
 
 /// The values plus `offset`, as f32.
 pub(super) fn with_offset(stored: &HostTensor<'_>, offset: f32) -> Vec<u8> {
-    stored
-        .bytes
-        .chunks_exact(stored.dtype.size())
-        .flat_map(|bytes| (stored.dtype.read(bytes) + offset).to_le_bytes())
-        .collect()
+    stored.values().iter().flat_map(|value| (value + offset).to_le_bytes()).collect()
 }
 
 /// Rows of parts side by side, in which each of the first `heads` heads of `dim` rows has the first `turned` of them, whose halves turn
@@ -41,7 +37,7 @@ pub(super) fn permuted(parts: &[HostTensor<'_>], heads: usize, [dim, turned]: [u
         left -= moved;
         let from = |at: usize| if at < moved { at / dim * dim + place(at % dim, [dim, turned]) } else { at };
         let bytes = (0..rows).flat_map(|at| stored.bytes[from(at) * row..][..row].iter().copied()).collect();
-        LaidOut { dtype: stored.dtype, shape: stored.shape.to_vec(), bytes }
+        LaidOut { stored: stored.stored, shape: stored.shape.to_vec(), bytes }
     };
     parts.iter().map(part).collect()
 }
@@ -53,8 +49,16 @@ pub(super) fn expert(stored: &HostTensor<'_>, expert: usize, interleaved: bool) 
         [_, inputs, outputs] => (Some(inputs), outputs),
         _ => (None, stored.shape.last().copied().unwrap_or(0)),
     };
-    let (size, rows) = (stored.dtype.size(), inputs.unwrap_or(1));
-    let own = &stored.bytes[expert * rows * outputs * size..][..rows * outputs * size];
+    let widened: Vec<u8>;
+    let (dtype, all) = match stored.stored {
+        Stored::Plain(dtype) => (dtype, stored.bytes),
+        Stored::Blocks(_) => {
+            widened = stored.values().iter().flat_map(|value| value.to_le_bytes()).collect();
+            (DType::F32, &widened[..])
+        }
+    };
+    let (size, rows) = (dtype.size(), inputs.unwrap_or(1));
+    let own = &all[expert * rows * outputs * size..][..rows * outputs * size];
     let from = |output: usize| match (interleaved, output < outputs / 2) {
         (false, _) => output,
         (true, true) => 2 * output,
@@ -65,7 +69,7 @@ pub(super) fn expert(stored: &HostTensor<'_>, expert: usize, interleaved: bool) 
         (0..rows).for_each(|row| bytes.extend_from_slice(&own[(row * outputs + from(output)) * size..][..size]));
     }
     let shape = [outputs].into_iter().chain(inputs).collect();
-    LaidOut { dtype: stored.dtype, shape, bytes }
+    LaidOut { stored: dtype.into(), shape, bytes }
 }
 
 /// Which stored element of a head stands at `at`.
@@ -96,7 +100,7 @@ mod tests {
     #[test]
     fn heads_that_turn_are_laid_out_and_the_others_are_not() {
         let bytes: Vec<u8> = (0..12).flat_map(|row: u16| row.to_le_bytes()).collect();
-        let stored = HostTensor { dtype: DType::Bf16, shape: &[12, 1], bytes: &bytes };
+        let stored = HostTensor { stored: DType::Bf16.into(), shape: &[12, 1], bytes: &bytes };
         let laid = permuted(&[stored], 2, [4, 2]);
         let rows: Vec<u8> = borrowed(&laid)[0].bytes.chunks(2).map(|row| row[0]).collect();
         assert_eq!(rows, [0, 2, 1, 3, 4, 6, 5, 7, 8, 9, 10, 11]);
@@ -105,12 +109,12 @@ mod tests {
     #[test]
     fn an_expert_is_cut_out_and_turned() {
         let bytes: Vec<u8> = (0..24).flat_map(|value: u16| value.to_le_bytes()).collect();
-        let stored = HostTensor { dtype: DType::Bf16, shape: &[2, 3, 4], bytes: &bytes };
+        let stored = HostTensor { stored: DType::Bf16.into(), shape: &[2, 3, 4], bytes: &bytes };
         let values = |laid: &LaidOut| laid.host().bytes.chunks(2).map(|value| value[0]).collect::<Vec<_>>();
         let second = expert(&stored, 1, true);
         assert_eq!(second.shape, [4, 3]);
         assert_eq!(values(&second), [12, 16, 20, 14, 18, 22, 13, 17, 21, 15, 19, 23]);
-        let biases = HostTensor { dtype: DType::Bf16, shape: &[2, 4], bytes: &bytes[..16] };
+        let biases = HostTensor { stored: DType::Bf16.into(), shape: &[2, 4], bytes: &bytes[..16] };
         assert_eq!(values(&expert(&biases, 1, false)), [4, 5, 6, 7]);
         assert_eq!(expert(&biases, 0, false).shape, [4]);
     }
@@ -122,7 +126,7 @@ mod tests {
             (DType::Bf16, &0x3f00u16.to_le_bytes()[..]),
             (DType::F16, &0x3800u16.to_le_bytes()[..]),
         ] {
-            let stored = HostTensor { dtype, shape: &[1], bytes };
+            let stored = HostTensor { stored: dtype.into(), shape: &[1], bytes };
             assert_eq!(with_offset(&stored, 1.0), 1.5f32.to_le_bytes());
         }
     }

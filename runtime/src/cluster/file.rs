@@ -90,7 +90,7 @@ pub struct ClusterSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
-    /// A Hugging Face folder, relative to the file. Absent: the embedded model.
+    /// A Hugging Face folder or a GGUF file, relative to the file. Absent: the embedded model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// A known shape with random weights instead of a checkpoint, to measure speed with.
