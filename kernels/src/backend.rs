@@ -15,7 +15,7 @@ mod tensors;
 mod wire;
 
 pub use attention::{AttentionOps, Partial};
-pub use batch::BatchAttention;
+pub use batch::{BatchAttention, StepLayers};
 pub use cache::KvOps;
 #[cfg(feature = "cuda")]
 pub(crate) use collectives::PendingGather;

@@ -19,8 +19,8 @@ mod top_k;
 
 pub use backend::{
     AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps,
-    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, TensorOps,
-    WireOps, WorkQueue, batch, heads,
+    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, StepLayers,
+    TensorOps, WireOps, WorkQueue, batch, heads,
 };
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
@@ -29,7 +29,8 @@ pub use dtype::DType;
 pub use error::KernelError;
 pub use group::{DeviceGroup, GroupKv, GroupLinear, GroupTensor, check_heads};
 pub use operands::{
-    Activation, Ask, BlockFormat, Extra, Heads, KeySets, Mask, Merging, Selection, Stored, merging, packed,
+    Activation, Ask, BlockFormat, Extra, Heads, KeySets, Likeliest, Mask, Merging, Selection, StepSequence, Stored, merging,
+    packed,
 };
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};

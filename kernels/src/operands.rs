@@ -7,6 +7,7 @@ mod key_sets;
 mod mask;
 pub mod merging;
 pub mod packed;
+mod step;
 mod stored;
 
 pub use activation::{Activation, Extra};
@@ -15,5 +16,6 @@ pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
+pub use step::{Likeliest, StepSequence};
 pub use stored::{BlockFormat, Stored};
 pub(crate) use stored::{SUB, sub_block};

@@ -2,6 +2,8 @@
 //! one joins `backends`.
 
 mod common;
+#[path = "attention/laid.rs"]
+mod laid;
 #[path = "attention/packed.rs"]
 mod packed;
 

@@ -10,6 +10,8 @@ mod chosen;
 mod common;
 #[path = "cuda/lent.rs"]
 mod lent;
+#[path = "cuda/likeliest.rs"]
+mod likeliest;
 #[path = "cuda/shared.rs"]
 mod shared;
 

@@ -7,7 +7,7 @@
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
-//! `jobs/COUNT/TOKENS` or
+//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device) or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType, DeviceGroup};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType, DeviceGroup, Likeliest};
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
@@ -27,6 +27,8 @@ use serde_json::{Value, json};
 /// Runs of a prefill, and steps of a run.
 const RUNS: usize = 4;
 const STEPS: usize = 32;
+/// Steps that some jobs take alone again.
+const ALONE: usize = 6;
 /// Tokens of a question, as the plan is made for it.
 const QUERY: usize = 16;
 
@@ -237,27 +239,52 @@ impl<B: Backend> Devices<B> {
         Ok(json!({"shards": plan.shards.len(), "digests": digests}))
     }
 
+    /// Steps of several jobs together, greedy on the device; whether some of them have the same bits alone.
     fn jobs(&self, count: usize, tokens: usize) -> Result<Value> {
         let home = self.home();
         let context = self.prompt(tokens + count);
-        let mut jobs = Vec::new();
+        let (mut shards, mut plans) = (Vec::new(), Vec::new());
         for job in 0..count {
             let context = &context[job..job + tokens];
-            let plan = self.plan(&"dense".parse()?, context)?;
-            jobs.push((encode_plan(home, &plan, context, None, &mut |_, _| true)?, Generator::of(&plan)));
+            plans.push(self.plan(&"dense".parse()?, context)?);
+            shards.push(encode_plan(home, &plans[job], context, None, &mut |_, _| true)?);
         }
-        let (shards, mut generators): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
+        let mut generators: Vec<_> = plans.iter().map(Generator::of).collect();
         let mut held = LocalContext::of(home.backend(), shards.iter().map(|shards| shards.iter().collect()).collect());
-        let mut seconds = Vec::new();
+        let (mut seconds, mut queued, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..STEPS + 2 {
             let started = Instant::now();
             let mut parts: Vec<_> =
                 generators.iter_mut().map(|generator| StepPart { generator, ids: &context[at..at + 1] }).collect();
             let ends = step(home, &mut parts, &mut held)?;
             let rows: Vec<_> = ends.iter().filter_map(|end| end.as_ref().ok()).collect();
-            home.last_logits(&rows)?;
+            queued.push(started.elapsed().as_secs_f64());
+            let tokens = home.last_likeliest(&rows)?.into_iter().collect::<Result<Vec<_>, _>>()?;
             seconds.push(started.elapsed().as_secs_f64());
+            chosen.push(tokens.iter().map(bits).collect::<Vec<_>>());
         }
-        Ok(json!({"step": spread(seconds.split_off(2))}))
+        let mut differ = Vec::new();
+        for job in [0, count / 2, count - 1] {
+            let (mut generator, mut held) =
+                (Generator::of(&plans[job]), LocalContext::new(home.backend(), &shards[job]));
+            for (at, together) in chosen.iter().enumerate().take(ALONE) {
+                let x = generator.step(home, &context[at..at + 1], &mut held)?;
+                let alone = bits(&home.last_likeliest(&[&x])?.remove(0)?);
+                if alone != together[job] {
+                    differ.push(json!({"job": job, "step": at, "alone": alone, "together": together[job]}));
+                }
+            }
+        }
+        let digest =
+            chosen.iter().flatten().flatten().fold(0xcbf2_9ce4_8422_2325_u64, |digest, bits| {
+                (digest ^ u64::from(*bits)).wrapping_mul(0x0100_0000_01b3)
+            });
+        let (step, queued) = (spread(seconds.split_off(2)), spread(queued.split_off(2)));
+        Ok(json!({"step": step, "queued": queued, "digest": format!("{digest:016x}"), "differ_alone": differ}))
     }
+}
+
+/// What a row's bits are compared by.
+fn bits(likeliest: &Likeliest) -> [u32; 3] {
+    [likeliest.token, likeliest.logit.to_bits(), likeliest.log_sum.to_bits()]
 }

@@ -8,7 +8,7 @@ mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, KernelError, Partial, Rotary};
+use asterism_kernels::{Backend, KernelError, Likeliest, Partial, Rotary};
 
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError,
@@ -383,16 +383,42 @@ impl<B: Backend> Decoder<B> {
 
     /// [`Decoder::logits`] of each tensor, by one product.
     pub fn last_logits(&self, parts: &[&B::Tensor]) -> Result<Vec<Result<Vec<f32>, ModelError>>, ModelError> {
+        let logits = self.download_logits(&self.head_of_last(parts)?)?;
+        if parts.len() == 1 {
+            return Ok(vec![self.finite(logits)]);
+        }
+        Ok(logits.chunks_exact(self.config.vocab).map(|row| self.finite(row.to_vec())).collect())
+    }
+
+    /// The likeliest token behind each tensor, by one product: greedy sampling on the device, with what the token's logarithm of
+    /// probability is made of.
+    pub fn last_likeliest(&self, parts: &[&B::Tensor]) -> Result<Vec<Result<Likeliest, ModelError>>, ModelError> {
+        let logits = self.head_of_last(parts)?;
+        if self.config.logit_cap.is_some() {
+            let rows = self.download_logits(&logits)?;
+            let of_row = |row: &[f32]| self.finite(row.to_vec()).map(|row| Likeliest::of(&row));
+            return Ok(rows.chunks_exact(self.config.vocab).map(of_row).collect());
+        }
+        let finite = |(at, likeliest): (usize, Likeliest)| match likeliest.is_finite {
+            true => Ok(Ok(likeliest)),
+            false => {
+                let row = self.backend.download(&self.backend.rows(&logits, at, at + 1)?)?;
+                Ok(self.finite(row).map(|_| likeliest))
+            }
+        };
+        self.backend.likeliest(&logits)?.into_iter().enumerate().map(finite).collect()
+    }
+
+    /// Logits `(parts, vocab)` of the last row of each tensor, on the device.
+    fn head_of_last(&self, parts: &[&B::Tensor]) -> Result<B::Tensor, ModelError> {
         let last = |x: &&B::Tensor| {
             let t = self.backend.shape(x)[0];
-            self.backend.narrow(x, 0, t - 1, t)
+            self.backend.rows(x, t - 1, t)
         };
-        let rows = parts.iter().map(last).collect::<Result<Vec<_>, _>>()?;
-        let logits = match &rows[..] {
-            [one] => return Ok(vec![self.finite(self.head_of(one)?)]),
-            rows => self.head_of(&self.backend.concat(rows, 0)?)?,
-        };
-        Ok(logits.chunks_exact(self.config.vocab).map(|row| self.finite(row.to_vec())).collect())
+        match &parts.iter().map(last).collect::<Result<Vec<_>, _>>()?[..] {
+            [one] => self.head_of(one),
+            rows => self.head_of(&self.backend.concat(rows, 0)?),
+        }
     }
 
     /// Logits `(t, vocab)` of every row of `x (t, e)`.
@@ -400,13 +426,18 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     /// [`ModelError::LogitsNotFinite`] when one of them is infinite or no number.
     pub fn all_logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
-        self.finite(self.head_of(x)?)
+        self.finite(self.download_logits(&self.head_of(x)?)?)
     }
 
-    fn head_of(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+    fn head_of(&self, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let Head { norm, linear } = self.head.get(&self.backend)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
-        let mut logits = self.backend.download(&self.backend.linear(&x, linear)?)?;
+        Ok(self.backend.linear(&x, linear)?)
+    }
+
+    /// Logits on the host, as the model caps them.
+    fn download_logits(&self, logits: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+        let mut logits = self.backend.download(logits)?;
         if let Some(cap) = self.config.logit_cap {
             logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }

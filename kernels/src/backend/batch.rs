@@ -10,7 +10,7 @@ use crate::operands::merging::PackedSlots;
 use crate::operands::packed::{
     around, check_asks, check_groups, check_parts, heads_first, merge_rows_on_host, pack, unpack,
 };
-use crate::{Ask, Heads, KernelError, Mask, Merging};
+use crate::{Ask, Heads, KernelError, Mask, Merging, StepSequence};
 
 /// Attention of a step's batch.
 pub trait BatchAttention: AttentionOps + HeadOps {
@@ -46,6 +46,30 @@ pub trait BatchAttention: AttentionOps + HeadOps {
     ) -> Result<Self::Tensor, KernelError> {
         attend_tree(self, heads, q, asks, merging)
     }
+    /// Whether the device may gain by [`BatchAttention::lay_step`] of so many rows.
+    fn lays_steps(&self, rows: usize) -> bool {
+        let _ = rows;
+        false
+    }
+    /// Lays out once what all layers of a step have in common, where all keys are on this device and it gains by it. Slots of
+    /// `merging` are the shards of all sequences, one sequence after the other, then the own keys of each. Every layer has the bits
+    /// of [`BatchAttention::attend_tree`].
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn lay_step<'a>(
+        &'a self,
+        heads: Heads,
+        layers: usize,
+        sequences: Vec<StepSequence<'a, Self::Kv>>,
+        merging: &Merging,
+    ) -> Result<Option<Box<dyn StepLayers<Self> + 'a>>, KernelError>
+    where
+        Self: Sized,
+    {
+        let _ = (heads, layers, sequences, merging);
+        Ok(None)
+    }
     /// [`AttentionOps::merge`] of packed partials, those of each part in the order given, then [`HeadOps::join_heads`]: the rows of
     /// all parts `(t, query heads dim)` in compute type.
     fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Self::Tensor, KernelError> {
@@ -54,6 +78,58 @@ pub trait BatchAttention: AttentionOps + HeadOps {
     /// [`AttentionOps::merge`] of packed partials, those of each part in the order given: appends the packed rows of each part.
     fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
         merge_rows_on_host(heads, parts, packed)
+    }
+}
+
+/// A step whose layers' attention is laid out.
+pub trait StepLayers<B: TensorOps> {
+    /// The next layer: appends its rows' `k, v (kv, t, dim)` to the own keys of each sequence, and attends. `q (t, query heads dim)` in
+    /// compute type, and so are the outputs. A step that does not come to its last layer is taken again with the same rows.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn attend(&mut self, layer: usize, qkv: [&B::Tensor; 3]) -> Result<B::Tensor, KernelError>;
+}
+
+/// As [`BatchAttention::lay_step`], layer by layer as they come.
+pub fn lay_by_layer<'a, B: BatchAttention>(
+    backend: &'a B,
+    heads: Heads,
+    sequences: Vec<StepSequence<'a, B::Kv>>,
+    merging: &Merging,
+) -> Box<dyn StepLayers<B> + 'a> {
+    Box::new(ByLayer { backend, heads, sequences, merging: merging.clone() })
+}
+
+/// A step whose layers are asked for one after the other.
+struct ByLayer<'a, B: BatchAttention> {
+    backend: &'a B,
+    heads: Heads,
+    sequences: Vec<StepSequence<'a, B::Kv>>,
+    merging: Merging,
+}
+
+impl<B: BatchAttention> StepLayers<B> for ByLayer<'_, B> {
+    fn attend(&mut self, layer: usize, [q, k, v]: [&B::Tensor; 3]) -> Result<B::Tensor, KernelError> {
+        let (backend, mut caches) = (self.backend, Vec::with_capacity(self.sequences.len()));
+        for StepSequence { rows, own, own_keys, .. } in &mut self.sequences {
+            if layer == own.len() {
+                let [k, v] = [k, v].map(|x| backend.narrow(x, 1, rows.start, rows.end));
+                own.push(backend.kv(&k?, &v?)?);
+            } else if backend.kv_len(&own[layer]) <= *own_keys {
+                // Else those of an earlier try are there.
+                caches.push((&mut own[layer], rows.clone()));
+            }
+        }
+        backend.kv_append_each(caches, k, v)?;
+        let sequences = &self.sequences;
+        let ask = |kv, rows: &Range<usize>, mask| Ask { kv, rows: rows.clone(), mask, holes: &[] };
+        let of_shards = sequences.iter().flat_map(|sequence| {
+            sequence.shards.iter().map(|(layers, mask)| ask(&layers[layer], &sequence.rows, *mask))
+        });
+        let of_owns = sequences.iter().map(|sequence| ask(&sequence.own[layer], &sequence.rows, sequence.own_mask));
+        let asks: Vec<Ask<'_, B::Kv>> = of_shards.chain(of_owns).collect();
+        backend.attend_tree(self.heads, q, (&asks, &[]), &self.merging)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The keys and values of a layer, kept from call to call. Attends to nothing.
 
+use std::ops::Range;
+
 use super::elementwise::ElementwiseOps;
 use crate::{DType, Extra, KernelError};
 
@@ -22,6 +24,19 @@ pub trait KvOps: ElementwiseOps {
     }
     /// Appends rows in place, growing geometrically.
     fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
+    /// [`KvOps::kv_append`] of some rows of `k, v (kv heads, t, dim)` to each cache.
+    fn kv_append_each(
+        &self,
+        caches: Vec<(&mut Self::Kv, Range<usize>)>,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+    ) -> Result<(), KernelError> {
+        for (kv, rows) in caches {
+            let [k, v] = [k, v].map(|x| self.narrow(x, 1, rows.start, rows.end));
+            self.kv_append(kv, &k?, &v?)?;
+        }
+        Ok(())
+    }
     /// Appends the rows of another cache in place.
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// A copy of rows `start..end`, so that the rest can be freed.

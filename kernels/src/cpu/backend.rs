@@ -10,10 +10,12 @@ use super::tensor::{CpuTensor, StoredRows, convert_host, cube, elements, matrix,
 use super::{attention, elementwise, kv};
 use crate::backend::{
     AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps, LinearOps,
-    Partial, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue,
+    Partial, Rotary, SelectionOps, Sparse, StepLayers, TensorOps, WireOps, WorkQueue, batch,
 };
 use crate::operands::packed::check_parts;
-use crate::{Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Selector, Stored};
+use crate::{
+    Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Merging, Selector, StepSequence, Stored,
+};
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
 const CPU_BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
@@ -345,6 +347,20 @@ impl SelectionOps for Cpu {
 }
 
 impl BatchAttention for Cpu {
+    fn lays_steps(&self, rows: usize) -> bool {
+        rows > 0
+    }
+
+    fn lay_step<'a>(
+        &'a self,
+        heads: Heads,
+        _: usize,
+        sequences: Vec<StepSequence<'a, CpuKv>>,
+        merging: &Merging,
+    ) -> Result<Option<Box<dyn StepLayers<Self> + 'a>>, KernelError> {
+        Ok(Some(batch::lay_by_layer(self, heads, sequences, merging)))
+    }
+
     fn attend_many(
         &self,
         heads: Heads,

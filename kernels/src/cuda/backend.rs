@@ -7,7 +7,7 @@ mod sparse;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::attention::CudaAttentionCall;
+use super::attention::{CudaAttentionCall, LaidStep};
 use super::device::SPLIT_KEY_ROWS;
 use super::gpu::{Cuda, CudaOptions};
 use super::kv::CudaKv;
@@ -16,9 +16,13 @@ use super::tensor::Tensor;
 use super::{exchange, survey};
 use crate::backend::{
     AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps, HostTensor,
-    KvOps, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
+    KvOps, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, StepLayers, TensorOps, WireOps, WorkQueue,
+    batch,
 };
-use crate::{Ask, DType, DeviceGroup, Heads, KernelError, KeySets, Mask, Merging, PriorityGuard, Rank, Selector};
+use crate::{
+    Ask, DType, DeviceGroup, Heads, KernelError, KeySets, Likeliest, Mask, Merging, PriorityGuard, Rank, Selector,
+    StepSequence,
+};
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
 /// the summaries before them.
@@ -132,6 +136,10 @@ impl ElementwiseOps for Cuda {
 
     fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
         self.device.silu(x)
+    }
+
+    fn likeliest(&self, logits: &Tensor) -> Result<Vec<Likeliest>, KernelError> {
+        self.device.likeliest(logits)
     }
 }
 
@@ -258,6 +266,15 @@ impl KvOps for Cuda {
         kv.append(&self.device, k, v)
     }
 
+    fn kv_append_each(
+        &self,
+        caches: Vec<(&mut CudaKv, Range<usize>)>,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<(), KernelError> {
+        CudaKv::append_each(&self.device, caches, k, v)
+    }
+
     fn kv_extend(&self, kv: &mut CudaKv, more: &CudaKv) -> Result<(), KernelError> {
         kv.append_cache(&self.device, more)
     }
@@ -363,12 +380,33 @@ impl BatchAttention for Cuda {
         }
     }
 
+    fn lays_steps(&self, rows: usize) -> bool {
+        rows > 0 && self.dtype == DType::Bf16 && self.device.is_hopper()
+    }
+
+    fn lay_step<'a>(
+        &'a self,
+        heads: Heads,
+        layers: usize,
+        sequences: Vec<StepSequence<'a, CudaKv>>,
+        merging: &Merging,
+    ) -> Result<Option<Box<dyn StepLayers<Self> + 'a>>, KernelError> {
+        let laid = self.device.lay_step(heads, layers, sequences, merging)?;
+        Ok(laid.map(|laid| -> Box<dyn StepLayers<Self> + 'a> { Box::new(laid) }))
+    }
+
     fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
         self.device.merge_packed(heads, parts, self.dtype)
     }
 
     fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
         self.device.merge_rows(heads, parts, packed)
+    }
+}
+
+impl StepLayers<Cuda> for LaidStep<'_> {
+    fn attend(&mut self, layer: usize, qkv: [&Tensor; 3]) -> Result<Tensor, KernelError> {
+        LaidStep::attend(self, layer, qkv)
     }
 }
 

@@ -8,6 +8,7 @@ pub(super) mod layout;
 pub(super) mod memory;
 mod modules;
 mod queue;
+mod shelf;
 mod spread;
 mod staging;
 mod throttle;
@@ -27,6 +28,7 @@ use layout::Maps;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
+pub(super) use shelf::{KeptMaps, MAP_PAIR, MapShelf, MappedKeys};
 pub(super) use spread::LaunchShape;
 use spread::Occupancy;
 pub(super) use staging::Pinned;
@@ -48,6 +50,7 @@ pub struct Device {
     /// What it runs of what was compiled.
     code: driver::GpuCode,
     maps: Maps,
+    shelf: Arc<MapShelf>,
     queue: Queue,
     throttle: Throttle,
 }
@@ -100,9 +103,9 @@ impl Device {
         let stream = context.new_stream().map_err(missing)?;
         let room = Occupancy::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps, queue) = Default::default();
+        let (functions, maps, shelf, queue) = Default::default();
         let throttle = Throttle::of(index);
-        let mut device = Self { context, stream, functions, staging, room, code, maps, queue, throttle };
+        let mut device = Self { context, stream, functions, staging, room, code, maps, shelf, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -227,6 +230,11 @@ impl Device {
 
     pub(super) fn known_maps(&self) -> &Maps {
         &self.maps
+    }
+
+    /// Where maps are kept from step to step.
+    pub(super) fn map_shelf(&self) -> &Arc<MapShelf> {
+        &self.shelf
     }
 
     pub(super) fn shared_limit(&self) -> usize {

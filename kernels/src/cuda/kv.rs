@@ -1,10 +1,15 @@
 //! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`: appending is writing behind, and strides do not depend
 //! on how much there is.
 
+mod kept;
+pub(super) mod tails;
+
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::device::layout::{Map, Strides};
-use super::device::{Device, DeviceBuffer, WriteMark};
+use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
+use super::moves::CopyRun;
 use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
 
@@ -24,6 +29,11 @@ pub struct CudaKv {
     written: WriteMark,
     /// Maps of all cached keys and values.
     maps: [OnceLock<Map>; 2],
+    /// Whether there are zeros, or keys that once were cached, behind its tokens up to its capacity.
+    cleared: bool,
+    /// Maps in device memory, of this layer and those behind it, which the first layer keeps: of tokens, or of all the capacity where
+    /// that is cleared.
+    kept: OnceLock<Arc<KeptMaps>>,
 }
 
 impl CudaKv {
@@ -35,7 +45,7 @@ impl CudaKv {
         let bytes = capacity * heads * dim * dtype.size();
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
         let (written, maps) = (device.queue().written(), Default::default());
-        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps })
+        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new() })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
@@ -51,6 +61,8 @@ impl CudaKv {
             capacity: len,
             written: device.queue().written(),
             maps: Default::default(),
+            cleared: false,
+            kept: OnceLock::new(),
         })
     }
 
@@ -71,6 +83,9 @@ impl CudaKv {
 
     fn resize(&mut self, len: usize) {
         (self.len, self.maps) = (len, Default::default());
+        if !self.cleared {
+            self.kept = OnceLock::new();
+        }
     }
 
     /// Bytes held.
@@ -104,8 +119,7 @@ impl CudaKv {
     /// [`KernelError::DeviceMemory`] where there is no room.
     pub fn extend(&mut self, device: &Device, count: usize) -> Result<[View<'_>; 2], KernelError> {
         let (start, end) = (self.len, self.len + count);
-        let shared = self.buffers.iter().any(|buffer| Arc::strong_count(buffer) > 1 || buffer.is_shared());
-        if end > self.capacity || shared {
+        if end > self.capacity || self.is_shared() {
             let capacity = if end > self.capacity { end.max(2 * self.capacity) } else { self.capacity };
             let grown = Self::new(device, self.heads, self.dim, self.dtype, capacity)?;
             let [from, to] = [&self.buffers, &grown.buffers].map(|of| [of[0].pointer, of[1].pointer]);
@@ -115,6 +129,40 @@ impl CudaKv {
         self.resize(end);
         self.written = WriteMark::UNKNOWN;
         Ok(self.view(start, end))
+    }
+
+    /// Whether others may have its memory.
+    fn is_shared(&self) -> bool {
+        self.buffers.iter().any(|buffer| Arc::strong_count(buffer) > 1 || buffer.is_shared())
+    }
+
+    /// Appends rows of `k, v (kv heads, t, dim)` to each cache, by few launches where they lie as caches do.
+    ///
+    /// # Errors
+    /// As [`CudaKv::append`].
+    pub fn append_each(
+        device: &Device,
+        caches: Vec<(&mut Self, Range<usize>)>,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<(), KernelError> {
+        let (heads, t, dim) = k.cube("kv_append")?;
+        let lies = |x: &Tensor| x.rows_first && x.shape == k.shape;
+        let mut runs = Vec::with_capacity(2 * caches.len());
+        for (kv, rows) in caches {
+            let whole = lies(k) && lies(v) && rows.end <= t && (heads, dim) == (kv.heads, kv.dim);
+            if !whole || [k.dtype, v.dtype] != [kv.dtype; 2] || !kv.row().is_multiple_of(16) {
+                let [k, v] = [k, v].map(|x| device.narrow(x, 1, rows.start, rows.end));
+                kv.append(device, &k?, &v?)?;
+                continue;
+            }
+            let (row, count) = (kv.row(), rows.len());
+            for (to, from) in kv.extend(device, count)?.into_iter().zip([k, v]) {
+                let from = from.pointer() + (rows.start * row) as u64;
+                runs.extend(CopyRun::of(from, to.pointer, count * row));
+            }
+        }
+        device.copy_runs(&runs)
     }
 
     /// Appends `k, v (kv heads, t, dim)`.

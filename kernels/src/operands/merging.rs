@@ -22,7 +22,14 @@ impl Merging {
         asks: &[Ask<'_, K>],
         given: impl Iterator<Item = usize>,
     ) -> Result<Vec<usize>, KernelError> {
-        let mut rows: Vec<usize> = asks.iter().map(|ask| ask.rows.len()).chain(given).collect();
+        self.rows_of(asks.iter().map(|ask| ask.rows.len()).chain(given).collect())
+    }
+
+    /// The same, of the rows of what is not merged yet.
+    ///
+    /// # Errors
+    /// As [`Merging::rows`].
+    pub(crate) fn rows_of(&self, mut rows: Vec<usize>) -> Result<Vec<usize>, KernelError> {
         for level in &self.levels {
             let merged = level.iter().map(|slots| even(&rows, slots)).collect::<Result<Vec<_>, _>>()?;
             rows.extend(merged);

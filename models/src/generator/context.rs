@@ -26,6 +26,10 @@ pub trait ContextAttention<B: Backend> {
         let _ = parts;
         None
     }
+    /// The context of all parts, where it is on the device of the step.
+    fn here(&self) -> Option<&LocalContext<'_, B>> {
+        None
+    }
     /// The last answers are merged with the query host's own part, or handed to the device to be. For whoever takes the time;
     /// does nothing unless told otherwise.
     fn merged(&mut self) {}
@@ -34,5 +38,9 @@ pub trait ContextAttention<B: Backend> {
 impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
     fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Answers<'_, B>, ModelError> {
         Ok(Answers::here(self.answers((queries.layer, queries.window), asks)))
+    }
+
+    fn here(&self) -> Option<&LocalContext<'_, B>> {
+        Some(self)
     }
 }

@@ -77,6 +77,10 @@ impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
         Ok(Answers::here(answers))
     }
 
+    fn here(&self) -> Option<&LocalContext<'_, B>> {
+        self.others.is_empty().then_some(&self.home)
+    }
+
     fn team(&self, parts: &[PartAsk]) -> Option<Team<'_, B>> {
         let [PartAsk { part, rows, .. }] = parts else { return None };
         let contexts = || [&self.home].into_iter().chain(&self.others);

@@ -50,6 +50,16 @@ pub struct StepPart<'a, B: Backend> {
     pub ids: &'a [u32],
 }
 
+/// Where keys and values of a job's next rows go.
+pub(super) enum Append<'a, B: Backend> {
+    /// Behind those that are there.
+    To(&'a mut B::Kv),
+    /// They are the first of their layer, which is the next.
+    First(&'a mut Vec<B::Kv>),
+    /// Those of an earlier try are there.
+    Done,
+}
+
 impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.
     pub fn new(context: ContextKeys, query_start: u32) -> Self {
@@ -77,6 +87,20 @@ impl<B: Backend> Generator<B> {
     /// Starts behind the context of a plan.
     pub fn of(plan: &Plan) -> Self {
         Self::new(ContextKeys::of(plan), plan.query_start)
+    }
+
+    /// Its own keys and values by layer, and how many of them there are before its next rows.
+    pub(super) fn own(&mut self) -> (&mut Vec<B::Kv>, usize) {
+        (&mut self.tail, self.rows)
+    }
+
+    /// Where keys and values of its next rows go in a layer.
+    pub(super) fn appends(&mut self, backend: &B, layer: usize) -> Append<'_, B> {
+        if layer == self.tail.len() {
+            return Append::First(&mut self.tail);
+        }
+        let kv = &mut self.tail[layer];
+        if backend.kv_len(kv) > self.rows { Append::Done } else { Append::To(kv) }
     }
 
     /// Appends keys and values `(kv, t, dim)` of the rows that are on their way.

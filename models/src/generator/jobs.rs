@@ -1,6 +1,8 @@
 //! The jobs of a step, on the device that has their own keys and values: a layer's partials over these, and those that their
 //! contexts answer with.
 
+pub(super) mod here;
+
 use std::{borrow::Cow, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Heads, TensorOps};
@@ -9,8 +11,8 @@ use super::{
     answers::{Answers, LayerQueries, PackedRows, PartialRows, ShardPartial, StepError},
     batch::{BatchStep, PartAsk},
     context::ContextAttention,
-    job::StepPart,
-    layer::{Attention, LayerPartials},
+    job::{Append, StepPart},
+    layer::{Attention, LayerAttention, LayerPartials},
     merging::{Answer, Answered},
     partials::{Partial, Partials, attend_on_device, attend_on_host},
 };
@@ -69,7 +71,7 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         step: &BatchStep,
         layer: usize,
         [q, k, v]: [&B::Tensor; 3],
-    ) -> Result<LayerPartials<'_, B>, ModelError> {
+    ) -> Result<LayerAttention<'_, B>, ModelError> {
         let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
         let window = self.decoder.config().window(layer);
         let answers = self.context.ask(LayerQueries { layer, window, heads, q }, &step.parts)?;
@@ -114,7 +116,8 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
             merging.tops.iter_mut().enumerate().for_each(|(part, top)| top.push(first + part));
         }
         let stays = answered.iter().map(Option::is_some).collect();
-        Ok(LayerPartials { partials: Partials { heads, all }, merging: Cow::Owned(merging), stays })
+        let partials = Partials { heads, all };
+        Ok(LayerAttention::Partials(LayerPartials { partials, merging: Cow::Owned(merging), stays }))
     }
 
     fn merged(&mut self) {
@@ -136,17 +139,25 @@ fn append<B: Backend>(
     parts: &mut [StepPart<'_, B>],
     step: &BatchStep,
     layer: usize,
-    kv: [&B::Tensor; 2],
+    [k, v]: [&B::Tensor; 2],
 ) -> Result<(), ModelError> {
-    for PartAsk { part, rows, .. } in &step.parts {
-        let of_part = |x: &B::Tensor| match step.parts.len() {
-            1 => Ok(x.clone()),
-            _ => decoder.backend().narrow(x, 1, rows.start, rows.end),
-        };
-        let [k, v] = kv.map(of_part);
-        parts[*part].generator.append(decoder, layer, [&k?, &v?])?;
+    if let [PartAsk { part, .. }] = &step.parts[..] {
+        return parts[*part].generator.append(decoder, layer, [k, v]);
     }
-    Ok(())
+    let (mut asks, backend) = (step.parts.iter().peekable(), decoder.backend());
+    let mut caches = Vec::with_capacity(step.parts.len());
+    for (part, job) in parts.iter_mut().enumerate() {
+        let Some(ask) = asks.next_if(|ask| ask.part == part) else { continue };
+        match job.generator.appends(backend, layer) {
+            Append::To(kv) => caches.push((kv, ask.rows.clone())),
+            Append::First(tail) => {
+                let [k, v] = [k, v].map(|x| backend.narrow(x, 1, ask.rows.start, ask.rows.end));
+                tail.push(decoder.kv(&k?, &v?)?);
+            }
+            Append::Done => {}
+        }
+    }
+    Ok(backend.kv_append_each(caches, k, v)?)
 }
 
 /// Puts the partials of a part behind the others; the shards of each, and its number.

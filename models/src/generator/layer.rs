@@ -17,10 +17,18 @@ pub(super) trait Attention<B: Backend> {
         step: &BatchStep,
         layer: usize,
         qkv: [&B::Tensor; 3],
-    ) -> Result<LayerPartials<'_, B>, ModelError>;
+    ) -> Result<LayerAttention<'_, B>, ModelError>;
 
     /// The partials last given are merged, or handed to the device to be.
     fn merged(&mut self) {}
+}
+
+/// What attention gives a layer.
+pub(super) enum LayerAttention<'a, B: Backend> {
+    /// Outputs of all rows, `(t, query heads dim)` in compute type; every part stays.
+    Merged(B::Tensor),
+    /// Partials, to be merged.
+    Partials(LayerPartials<'a, B>),
 }
 
 /// The partials of a layer.
@@ -87,7 +95,10 @@ impl<B: Backend> DeviceStep<'_, B> {
         let Projected { q, k, v } =
             decoder.rotate_stacked(layer, &qkv, &self.step.positions(), &self.step.sequences())?;
         let q = backend.row_major(&q)?;
-        let LayerPartials { partials, merging, stays } = attention.attend(&self.step, layer, [&q, &k, &v])?;
+        let LayerPartials { partials, merging, stays } = match attention.attend(&self.step, layer, [&q, &k, &v])? {
+            LayerAttention::Merged(attended) => return self.finish(layer, x, &attended).map(Some),
+            LayerAttention::Partials(partials) => partials,
+        };
         let Some(x) = self.step.keep(backend, x, &stays)? else { return Ok(None) };
         let attended = partials.merge(backend, &q, &merging)?;
         drop(merging);

@@ -6,10 +6,12 @@ use asterism_kernels::Backend;
 
 use super::{
     answers::StepError,
+    batch::BatchStep,
     context::ContextAttention,
     job::{Generator, StepPart},
-    jobs::{Jobs, JobsAttention, StepEnds},
+    jobs::{Jobs, JobsAttention, StepEnds, here::lay},
     layer::DeviceStep,
+    local::LocalContext,
     tensor_parallel::together,
 };
 use crate::{Decoder, ModelError};
@@ -32,9 +34,29 @@ pub fn step<B: Backend>(
         let x = together(&team, &step, &mut jobs)?;
         return jobs.end(decoder.backend(), step, x);
     }
+    let laid = match context.here() {
+        Some(here) => through_laid(decoder, &step, &mut jobs, here)?,
+        None => None,
+    };
+    if let Some(x) = laid {
+        return jobs.end(decoder.backend(), step, Some(x));
+    }
     let mut device = DeviceStep { decoder, step, share: None };
     let x = device.through(&mut JobsAttention { decoder, jobs: &mut jobs, context, packed: Arc::default() })?;
     jobs.end(decoder.backend(), device.step, x)
+}
+
+/// All layers of a step that is laid out; nothing where it is not.
+fn through_laid<B: Backend>(
+    decoder: &Decoder<B>,
+    step: &BatchStep,
+    jobs: &mut Jobs<'_, '_, B>,
+    here: &LocalContext<'_, B>,
+) -> Result<Option<B::Tensor>, ModelError> {
+    match lay(decoder, step, jobs, here)? {
+        Some(mut laid) => DeviceStep { decoder, step: step.clone(), share: None }.through(&mut laid),
+        None => Ok(None),
+    }
 }
 
 impl<B: Backend> Generator<B> {

@@ -12,7 +12,7 @@ use super::{
     context::Team,
     job::Generator,
     jobs::Jobs,
-    layer::{Attention, Columns, DeviceStep, LayerPartials, Share},
+    layer::{Attention, Columns, DeviceStep, LayerAttention, LayerPartials, Share},
     local::LocalContext,
     merging::Answered,
     partials::{Partial, Partials},
@@ -120,7 +120,7 @@ impl<B: Backend> Attention<B> for Member<'_, B> {
         step: &BatchStep,
         layer: usize,
         [q, k, v]: [&B::Tensor; 3],
-    ) -> Result<LayerPartials<'_, B>, ModelError> {
+    ) -> Result<LayerAttention<'_, B>, ModelError> {
         let (decoder, context) = self.team.members[self.at];
         let (backend, heads, ask) = (decoder.backend(), decoder.config().heads, &step.parts[0]);
         let (devices, rows) = (&self.course.devices, ask.rows.len());
@@ -138,7 +138,8 @@ impl<B: Backend> Attention<B> for Member<'_, B> {
         let slots = devices.iter().map(|slots| slots.groups.len()).sum();
         let all = (0..slots).map(slot).collect::<Result<_, ModelError>>()?;
         let partials = Partials { heads, all };
-        Ok(LayerPartials { partials, merging: Cow::Borrowed(&self.course.merging), stays: vec![true] })
+        let merging = Cow::Borrowed(&self.course.merging);
+        Ok(LayerAttention::Partials(LayerPartials { partials, merging, stays: vec![true] }))
     }
 }
 

@@ -3,7 +3,10 @@
 
 mod asks;
 mod groups;
+mod laid;
 mod merges;
 mod rounds;
 mod table;
 mod tree;
+
+pub use laid::LaidStep;

@@ -12,6 +12,8 @@ pub struct DeviceBuffer {
     stream: Arc<CudaStream>,
     /// `None`: the memory is this buffer's own.
     claim: Option<Claim>,
+    /// The memory that this is a part of.
+    within: Option<Arc<DeviceBuffer>>,
 }
 
 /// Memory of which several buffers have the beginning, each as much as it claims.
@@ -38,14 +40,14 @@ impl Drop for Claim {
 impl DeviceBuffer {
     /// Memory of the stream's pool, which nobody else frees.
     pub fn new(pointer: u64, bytes: usize, stream: Arc<CudaStream>) -> Self {
-        Self { pointer, bytes, stream, claim: None }
+        Self { pointer, bytes, stream, claim: None, within: None }
     }
 
     /// The first bytes of `self`, which others may share from now on.
     pub fn shared(self, bytes: usize) -> Self {
         let (pointer, stream) = (self.pointer, Arc::clone(&self.stream));
         let of = Arc::new(SharedMemory { memory: self, claimed: AtomicUsize::new(bytes) });
-        Self { pointer, bytes, stream, claim: Some(Claim { of, from: 0, to: bytes }) }
+        Self { pointer, bytes, stream, claim: Some(Claim { of, from: 0, to: bytes }), within: None }
     }
 
     /// The same memory and `more` bytes behind it, where they are there and nobody uses them.
@@ -54,7 +56,17 @@ impl DeviceBuffer {
         let to = from.checked_add(more).filter(|to| *to <= of.memory.bytes)?;
         of.claimed.compare_exchange(*from, to, Ordering::AcqRel, Ordering::Acquire).ok()?;
         let claim = Some(Claim { of: Arc::clone(of), from: *from, to });
-        Some(Self { pointer: self.pointer, bytes: to, stream: Arc::clone(&self.stream), claim })
+        Some(Self { pointer: self.pointer, bytes: to, stream: Arc::clone(&self.stream), claim, within: None })
+    }
+
+    /// Some bytes of `memory`, which is kept as long as they are.
+    ///
+    /// # Panics
+    /// When it has no such bytes.
+    pub fn part(memory: &Arc<Self>, from: usize, bytes: usize) -> Self {
+        assert!(from + bytes <= memory.bytes, "{bytes} bytes from {from} on, of {}", memory.bytes);
+        let (pointer, stream) = (memory.pointer + from as u64, Arc::clone(&memory.stream));
+        Self { pointer, bytes, stream, claim: None, within: Some(Arc::clone(memory)) }
     }
 
     /// Whether others may have the same bytes.
@@ -65,7 +77,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if self.claim.is_some() {
+        if self.claim.is_some() || self.within.is_some() {
             return;
         }
         let _ = self.stream.context().bind_to_thread();

@@ -34,6 +34,16 @@ impl Strides {
 #[derive(Clone, Copy)]
 pub struct Map([u64; 16]);
 
+impl Map {
+    /// As it lies in memory.
+    pub fn bytes(&self) -> [u8; 128] {
+        let mut bytes = [0; 128];
+        let words = bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0);
+        words.for_each(|(to, word)| *to = word.to_ne_bytes());
+        bytes
+    }
+}
+
 /// What a map is of: a map is a function of it alone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lies {

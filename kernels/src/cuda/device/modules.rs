@@ -34,7 +34,8 @@ pub const MODULES: &[Module] = &[
         &[
             (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs", "merge_outputs_carried"]),
             (SINGLE, &["merge_into", "merge_into_wide", "merge_rows", "merge_rows_carried", "top_k", "put"]),
-            (SINGLE, &["copy_runs", "differ"]),
+            (SINGLE, &["copy_runs", "differ", "place_rows", "keep_maps"]),
+            (TYPES, &["likeliest"]),
         ],
     ),
     (
@@ -55,6 +56,7 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["attend_listed_narrow", "attend_listed_narrow_deep", "attend_listed_wide"]),
             (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_narrow_deep_carried"]),
             (HEAD_SIZES, &["attend_listed_wide_carried"]),
+            (HEAD_SIZES, &["attend_laid_narrow", "attend_laid_narrow_deep", "attend_laid_wide"]),
         ],
     ),
     (
@@ -62,6 +64,7 @@ pub const MODULES: &[Module] = &[
         &[
             (HEAD_SIZES, &["combine", "combine_placed", "combine_placed_carried"]),
             (HEAD_SIZES, &["combine_deep", "combine_placed_deep", "combine_placed_carried_deep"]),
+            (HEAD_SIZES, &["combine_merged", "combine_merged_deep"]),
         ],
     ),
     (
@@ -101,11 +104,13 @@ pub const FOLLOWERS: &[&str] = &[
     "merge_outputs",
     "put",
     "copy_runs",
+    "place_rows",
     "quantize",
     "add_bf16",
     "attend_whole",
     "attend_into",
     "attend_listed",
+    "attend_laid",
     "attend_selected",
     "attend_narrow",
     "attend_wide",

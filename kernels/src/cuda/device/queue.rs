@@ -58,6 +58,11 @@ impl Queue {
         Ok(())
     }
 
+    /// What tells it from other queues of this process.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// What was queued so far may have been written.
     pub fn written(&self) -> WriteMark {
         WriteMark { queue: self.number, launches: self.counts.lock().expect("no panic holds it").launched }

@@ -9,7 +9,7 @@ use super::table::{Sent, Table};
 use crate::{Heads, KernelError, Mask};
 
 /// Bytes of partials of pieces that are held at a time, if a call has no more.
-const HELD: usize = 256 << 20;
+pub(super) const HELD: usize = 256 << 20;
 
 /// As `attention.cu` declares it: what a block of threads does.
 #[repr(C)]
@@ -61,7 +61,7 @@ pub(super) struct AskedRows<'a> {
 }
 
 /// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
-struct RoundCall {
+pub(super) struct RoundCall {
     asking: Tiled,
     laid: Option<EncodedMaps>,
     pieces: usize,
@@ -71,19 +71,19 @@ struct RoundCall {
 /// Calls whose partials are held together.
 #[derive(Default)]
 pub(super) struct Round {
-    calls: Vec<(Tiled, Option<EncodedMaps>)>,
+    pub calls: Vec<(Tiled, Option<EncodedMaps>)>,
     combinations: Vec<PlacedCombination>,
     /// What blocks of threads do, of calls in small tiles and of calls in large ones.
-    items: [Vec<Item>; 2],
+    pub items: [Vec<Item>; 2],
     /// Most packed rows and pieces of a call.
     most: [usize; 2],
 }
 
 /// Where a round's structures lie in the table.
 pub(super) struct RoundLayout {
-    calls: u64,
-    combinations: u64,
-    items: [u64; 2],
+    pub calls: u64,
+    pub combinations: u64,
+    pub items: [u64; 2],
 }
 
 impl Device {
@@ -124,7 +124,7 @@ impl Device {
         places: &RoundLayout,
         sent: &Sent,
     ) -> Result<(), KernelError> {
-        let Heads { query, kv, dim } = heads;
+        let Heads { kv, dim, .. } = heads;
         for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
             if !items.is_empty() {
                 let (name, spread) = self.tiled(tiling, (items.len(), kv));
@@ -141,7 +141,18 @@ impl Device {
                 }
             }
         }
-        let [packed, pieces] = round.most;
+        self.combine_round(heads, round, places, sent)
+    }
+
+    /// Puts the pieces of a round's calls together.
+    pub(super) fn combine_round(
+        &self,
+        Heads { query, kv, dim }: Heads,
+        round: &Round,
+        places: &RoundLayout,
+        sent: &Sent,
+    ) -> Result<(), KernelError> {
+        let [packed, pieces] = round.most_of_a_call();
         let (depth, spread) = combining(pieces, packed);
         let spread = LaunchShape { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
         let (list, packed, group) = (places.combinations, packed as i32, (query / kv) as i32);
@@ -160,7 +171,7 @@ impl Device {
 }
 
 impl<'a> AskedRows<'a> {
-    fn calls(self, laid: Option<EncodedMaps>) -> impl Iterator<Item = RoundCall> + 'a {
+    pub fn calls(self, laid: Option<EncodedMaps>) -> impl Iterator<Item = RoundCall> + 'a {
         let Self { q, keys, mask, place } = self;
         let (count, rows) = (keys[0].rows, q.shape()[1]);
         (0..rows).step_by(CHUNK).map(move |first| RoundCall {
@@ -173,14 +184,14 @@ impl<'a> AskedRows<'a> {
 }
 
 impl RoundCall {
-    fn bytes(&self, heads: Heads) -> [usize; 2] {
+    pub fn bytes(&self, heads: Heads) -> [usize; 2] {
         Pieces::bytes(heads.kv, self.pieces, self.asking.packed(), heads.dim)
     }
 }
 
 impl Round {
     /// With its partials from these addresses on.
-    fn of(heads: Heads, calls: Vec<RoundCall>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
+    pub fn of(heads: Heads, calls: Vec<RoundCall>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
         let mut round = Self::default();
         for call in calls {
             let packed = call.asking.packed();
@@ -207,6 +218,16 @@ impl Round {
             ),
             _ => table.append(self.calls.iter().map(|(call, _)| *call)),
         };
+        self.lay_behind(calls, table)
+    }
+
+    /// Most packed rows and pieces of a call.
+    pub fn most_of_a_call(&self) -> [usize; 2] {
+        self.most
+    }
+
+    /// All of it but its calls, which are there.
+    pub fn lay_behind(&self, calls: u64, table: &mut Table) -> RoundLayout {
         let combinations = table.push(&self.combinations);
         let items = [0, 1].map(|at: usize| table.push(&self.items[at]));
         RoundLayout { calls, combinations, items }

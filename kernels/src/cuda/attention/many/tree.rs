@@ -12,17 +12,17 @@ use crate::{Ask, DType, Heads, KernelError, Merging};
 
 /// Packed rows in device memory.
 #[derive(Clone, Copy)]
-struct Slot {
-    rows: usize,
+pub(super) struct Slot {
+    pub rows: usize,
     at: u64,
     /// Ranges that holes leave of an ask's keys, each with such rows: merged with whatever the slot is merged with.
     ranges: usize,
 }
 
 /// The slots of asks, of what was given, and of what is merged of them, and memory for all but the given.
-struct TreeSlots {
-    all: Vec<Slot>,
-    memory: DeviceBuffer,
+pub(super) struct TreeSlots {
+    pub all: Vec<Slot>,
+    pub memory: DeviceBuffer,
     next: u64,
     /// Bytes of a packed row.
     each: usize,
@@ -78,7 +78,7 @@ impl Device {
     }
 
     /// Slots for each ask's ranges, and those given; memory for them and for what is merged. `rows` are those of all slots.
-    fn slots(
+    pub(super) fn slots(
         &self,
         heads: Heads,
         ranges: &[usize],
@@ -110,13 +110,13 @@ impl TreeSlots {
     }
 
     /// Where rows of a slot are.
-    fn addresses(&self, slot: usize) -> impl Iterator<Item = u64> + use<> {
+    pub fn addresses(&self, slot: usize) -> impl Iterator<Item = u64> + use<> {
         let (Slot { rows, at, ranges }, each) = (self.all[slot], self.each);
         (0..ranges).map(move |range| at + (range * rows * each) as u64)
     }
 
     /// What a level merges, each to a slot of its own behind those that there are.
-    fn merge(&mut self, level: &[Vec<usize>]) -> Merges {
+    pub fn merge(&mut self, level: &[Vec<usize>]) -> Merges {
         let (mut merges, mut merged) = (Merges::default(), Vec::with_capacity(level.len()));
         for inputs in level {
             let rows = self.all[inputs[0]].rows;

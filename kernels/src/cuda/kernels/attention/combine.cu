@@ -119,6 +119,50 @@ __device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls
     store<V>(c.out + row / group * c.row + head * D + place.column, out);
     if (place.column == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
 }
+// Outputs of rows that few calls answered for, each combined as above and merged as packed rows are: what `combine_placed` and
+// `merge_outputs` make of them, without the way through memory. Blocks in x: rows times those of the query heads of a KV head.
+struct TopRow {
+    int first, count, row, to;  // which of the inputs, its row in their calls, where its outputs go
+};
+constexpr int INPUTS = 4;
+template <int AHEAD, int V, int D>
+__device__ __forceinline__ void combine_merged_at(
+    const PlacedCombination* calls, const TopRow* rows, const int* inputs, bf16* to, int group, int query) {
+    follow_early();
+    int blocks = (group + Place<V, D>::ROWS - 1) / Place<V, D>::ROWS;
+    Place<V, D> place(blockIdx.x % blocks);
+    if (place.row >= group) return;
+    const TopRow r = rows[blockIdx.x / blocks];
+    int kv_head = blockIdx.y, head = kv_head * group + place.row;
+    place.row += r.row * group;
+    Pack<float, V> outputs[INPUTS], total;
+    float weights[INPUTS], max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < INPUTS; i++) {
+        if (i >= r.count) break;
+        outputs[i] = combine_pieces<AHEAD>(calls[inputs[r.first + i]].pieces, place, kv_head, weights[i]);
+        max = fmaxf(max, weights[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < INPUTS; i++) {
+        if (i >= r.count) break;
+        weights[i] = weights[i] == -INFINITY ? 0.f : expf(weights[i] - max);
+        sum += weights[i];
+    }
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
+#pragma unroll
+    for (int j = 0; j < V; j++) total.x[j] = 0;
+#pragma unroll
+    for (int i = 0; i < INPUTS; i++) {
+        if (i >= r.count) break;
+#pragma unroll
+        for (int j = 0; j < V; j++) total.x[j] = fmaf(outputs[i].x[j], weights[i] * inverse, total.x[j]);
+    }
+    Pack<bf16, V> rounded;
+#pragma unroll
+    for (int j = 0; j < V; j++) rounded.x[j] = narrow<bf16>(total.x[j]);
+    *(Pack<bf16, V>*)(to + ((size_t)r.to * query + head) * D + place.column) = rounded;
+}
 // Deep ones are of many pieces: more of them are on their way at a time, to twice as many warps.
 #define COMBINE(DEPTH, AHEAD, V, DIM)                                                                                        \
     K __launch_bounds__(32 * WARPS) combine##DEPTH##_##DIM(const __grid_constant__ Combination c) {                           \
@@ -131,6 +175,10 @@ __device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls
     K __launch_bounds__(32 * WARPS)                                                                                           \
         combine_placed_carried##DEPTH##_##DIM(const __grid_constant__ Carried c, int calls, int packed, int group) {         \
         combine_placed_at<AHEAD, V, DIM>(within<PlacedCombination>(c, calls), packed, group);                              \
+    }                                                                                                                        \
+    K __launch_bounds__(32 * WARPS) combine_merged##DEPTH##_##DIM(                                                            \
+        const PlacedCombination* calls, const TopRow* rows, const int* inputs, bf16* to, int group, int query) {             \
+        combine_merged_at<AHEAD, V, DIM>(calls, rows, inputs, to, group, query);                                             \
     }
 COMBINE(, 8, 2, 64)
 COMBINE(, 8, 4, 128)

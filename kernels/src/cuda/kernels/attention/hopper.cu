@@ -17,7 +17,23 @@ struct Mapped {
     long long settled;
 };
 
+// The same apart: a call of a step, and the maps of its keys and values in a layer.
+struct Laid {
+    Attention call;
+    long long settled;
+};
+struct KeyMaps {
+    TensorMap k, v;
+};
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// What a block of threads is asked, wherever that lies.
+struct Asked {
+    const TensorMap &k, &v;
+    const Attention& call;
+    bool settled;
+};
 
 // What a block of threads keeps at hand of its work behind the tiles in shared memory, so that registers are left for products.
 struct Desk {
@@ -85,10 +101,10 @@ template <int D> __device__ __forceinline__ void store(const Attention& a, const
 }
 
 // Of each half of a piece SLOTS blocks of keys or values are held or on their way: 3, or 6 where a processor has one block of threads.
-template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Mapped& mapped, const Item& given) {
+template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Asked& asked, const Item& given) {
     constexpr int BYTES = KEYS * D * 2;
     extern __shared__ __align__(1024) unsigned char memory[];
-    const Attention& a = mapped.call;
+    const Attention& a = asked.call;
     Desk& desk = *(Desk*)(memory + (1 + 2 * SLOTS) * BYTES);
     unsigned half = same(threadIdx.x / 128), thread = threadIdx.x % 128;
     uint32_t queries = shared_address(memory), ring = queries + BYTES + half * SLOTS * BYTES, full = shared_address(desk.full + half * 6);
@@ -101,7 +117,7 @@ template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Ma
         Blocks& blocks = desk.blocks[half];
         int block = blocks.first;
         for (int slot = 0; slot < SLOTS && block < blocks.end; slot++) {
-            load(slot % 2 ? mapped.v : mapped.k, block, slot);
+            load(slot % 2 ? asked.v : asked.k, block, slot);
             if (slot % 2) block = blocks.after(block);
         }
     };
@@ -110,10 +126,10 @@ template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Ma
         show_to_products();
         int start = given.piece * PIECE + half * HALF;
         desk.blocks[half].set(a, given.tile * TILE, TILE, start, start + HALF);
-        if (mapped.settled) begin();
+        if (asked.settled) begin();
     }
     follow();
-    if (thread == 0 && !mapped.settled) begin();
+    if (thread == 0 && !asked.settled) begin();
     fetch_queries<D, 2>(a, queries, given.tile * TILE, threadIdx.x);
     look(a, desk.sights, given.tile * TILE, TILE);
     bool live = given.tile * TILE + thread / 32 * 16 < a.rows * a.group;
@@ -137,8 +153,8 @@ template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Ma
         hold(scores);
         // Nobody of the warpgroup needs these keys any more.
         warpgroup_barrier(1 + half);
-        if (SLOTS == 3 && thread == 0 && next < blocks.end) load(mapped.v, next, slot);
-        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(mapped.k, fourth, slot);
+        if (SLOTS == 3 && thread == 0 && next < blocks.end) load(asked.v, next, slot);
+        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(asked.k, fourth, slot);
         if (block >= blocks.clear) hide(scores, desk.sights + thread / 32 * 16 + thread % 32 / 4, block * KEYS);
         soften<D>(scores, weights, fade, part, a.scale);
         fade_out<D>(fade, part);
@@ -147,8 +163,8 @@ template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Ma
         products_done<0>();
         hold(part.out);
         warpgroup_barrier(1 + half);
-        if (SLOTS == 3 && thread == 0 && third < blocks.end) load(mapped.k, third, values);
-        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(mapped.v, fourth, values);
+        if (SLOTS == 3 && thread == 0 && third < blocks.end) load(asked.k, third, values);
+        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(asked.v, fourth, values);
         block = next, slot = slot + 2 >= SLOTS ? slot + 2 - SLOTS : slot + 2;
     }
     part.join_lanes();
@@ -166,18 +182,18 @@ template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Ma
     store<D>(a, part, given.tile * TILE + thread / 32 * 16, given);
 }
 
-template <int D> __device__ __forceinline__ void wide_tiles(const Mapped& mapped, const Item& given) {
+template <int D> __device__ __forceinline__ void wide_tiles(const Asked& asked, const Item& given) {
     constexpr int BYTES = KEYS * D * 2;
     extern __shared__ __align__(1024) unsigned char memory[];
-    const Attention& a = mapped.call;
+    const Attention& a = asked.call;
     Desk& desk = *(Desk*)(memory + (TILES + STAGES * 2) * BYTES);
     uint32_t stages = shared_address(memory) + TILES * BYTES, full = shared_address(desk.full), empty = shared_address(desk.empty);
     auto load = [&](int block, int number) {
         int stage = number % STAGES;
         if (number >= STAGES) wait_for(empty + stage * 8, (number / STAGES - 1) & 1);
         expect(full + stage * 8, 2 * BYTES);
-        fetch_block<D>(mapped.k, stages + stage * 2 * BYTES, full + stage * 8, block);
-        fetch_block<D>(mapped.v, stages + (stage * 2 + 1) * BYTES, full + stage * 8, block);
+        fetch_block<D>(asked.k, stages + stage * 2 * BYTES, full + stage * 8, block);
+        fetch_block<D>(asked.v, stages + (stage * 2 + 1) * BYTES, full + stage * 8, block);
     };
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) begin_barrier(full + i * 8, 1), begin_barrier(empty + i * 8, TILES * 4);
@@ -235,9 +251,12 @@ template <int D> __device__ __forceinline__ void wide_tiles(const Mapped& mapped
     store<D>(a, part, first_row, desk.item);
 }
 
+template <int D, int SLOTS> __device__ __forceinline__ void attend(const Asked& asked, const Item& item) {
+    if constexpr (SLOTS == WIDE) wide_tiles<D>(asked, item);
+    else narrow_tile<D, SLOTS>(asked, item);
+}
 template <int D, int SLOTS> __device__ __forceinline__ void attend(const Mapped& mapped, const Item& item) {
-    if constexpr (SLOTS == WIDE) wide_tiles<D>(mapped, item);
-    else narrow_tile<D, SLOTS>(mapped, item);
+    attend<D, SLOTS>(Asked{mapped.k, mapped.v, mapped.call, mapped.settled != 0}, item);
 }
 // A call alone: blocks of threads by tile and piece.
 template <int D, int SLOTS> __device__ __forceinline__ void attend_alone(const Mapped& mapped) {
@@ -253,9 +272,17 @@ template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const 
     if (lie && threadIdx.x % 128 == 0) see_map(calls[item.call].k), see_map(calls[item.call].v);
     attend<D, SLOTS>(calls[item.call], item);
 }
+// Calls of a step, alike in every layer but for their keys, whose maps lie where `maps` says, a layer behind the other.
+template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const Laid* calls, const Item* items, const KeyMaps* const* maps, int layer) {
+    Item item = items[blockIdx.x];
+    const KeyMaps& keys = maps[item.call][layer];
+    if (threadIdx.x % 128 == 0) see_map(keys.k), see_map(keys.v);
+    attend<D, SLOTS>(Asked{keys.k, keys.v, calls[item.call].call, calls[item.call].settled != 0}, item);
+}
 #else
 template <int D, int SLOTS> __device__ __forceinline__ void attend_alone(const Mapped&) {}
 template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const Mapped*, const Item*, bool) {}
+template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const Laid*, const Item*, const KeyMaps* const*, int) {}
 #endif
 
 #define K extern "C" __global__ void
@@ -269,6 +296,10 @@ template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const 
     K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
         attend_listed_##NAME##_carried_##D(const __grid_constant__ Carried c, int calls, int items) {                         \
         attend_listed<D, SLOTS>(within<Mapped>(c, calls), within<Item>(c, items), false);                                     \
+    }                                                                                                                        \
+    K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
+        attend_laid_##NAME##_##D(const Laid* calls, const Item* items, const KeyMaps* const* maps, int layer) {                          \
+        attend_laid<D, SLOTS>(calls, items, maps, layer);                                                                          \
     }
 ATTEND(narrow, 3, 256, 2, 64)
 ATTEND(narrow, 3, 256, 2, 128)

@@ -250,3 +250,70 @@ K differ(const unsigned* a, const unsigned* b, unsigned* found, long long count)
         mine |= a[i] != b[i];
     if (mine) *found = 1;
 }
+
+// A step's rows to where each belongs: keys and values behind those of its sequence, queries to where every layer of the step finds
+// them. One block a row, in 16-byte steps; `to` has the place of its key in the first layer.
+struct Placed {
+    char* k;
+    long long value, layer;  // bytes from a key to its value, and from layer to layer
+};
+K place_rows(const uint4* q, const uint4* k, const uint4* v, uint4* queries, const Placed* to, int q_steps, int kv_steps, int layer) {
+    follow();
+    size_t row = blockIdx.x;
+    const Placed place = to[row];
+    uint4 *key = (uint4*)(place.k + layer * place.layer), *value = (uint4*)(place.k + layer * place.layer + place.value);
+    for (int i = threadIdx.x; i < q_steps; i += blockDim.x) queries[row * q_steps + i] = q[row * q_steps + i];
+    for (int i = threadIdx.x; i < kv_steps; i += blockDim.x) {
+        key[i] = k[row * kv_steps + i];
+        value[i] = v[row * kv_steps + i];
+    }
+}
+
+// Maps of keys and values, 256 bytes each, to where they are kept: 16 threads a pair.
+K keep_maps(const uint4* maps, uint4* const* to, int count) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count * 16) to[at / 16][at % 16] = maps[at];
+}
+
+// Of each row of logits, which are n: the largest, ties to the lowest id, the logarithm of the sum of their powers of e, and whether
+// one of them is no finite number. One block of 1,024 threads a row; the sum is in an order of its own, whatever the rows.
+struct Likeliest {
+    int token, unfinished;
+    float logit, log_sum;
+};
+template <class T> __device__ void likeliest(const T* logits, Likeliest* out, int n) {
+    __shared__ float most[32], sums[32];
+    __shared__ int ids[32], odd[32];
+    const T* row = logits + (size_t)blockIdx.x * n;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, id = n, strange = 0;
+    float max = -INFINITY;
+    for (int i = threadIdx.x; i < n; i += 1024) {
+        float x = widen(row[i]);
+        strange |= !isfinite(x);
+        if (x > max) max = x, id = i;
+    }
+    auto better = [&](float other, int at) {
+        if (other > max || (other == max && at < id)) max = other, id = at;
+    };
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(~0u, max, step);
+        int at = __shfl_xor_sync(~0u, id, step);
+        better(other, at);
+        strange |= __shfl_xor_sync(~0u, strange, step);
+    }
+    if (lane == 0) most[warp] = max, ids[warp] = id, odd[warp] = strange;
+    __syncthreads();
+    max = most[0], id = ids[0], strange = odd[0];
+    for (int w = 1; w < 32; w++) better(most[w], ids[w]), strange |= odd[w];
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += 1024) sum += expf(widen(row[i]) - max);
+    sum = warp_sum(sum);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    sum = 0;
+    for (int w = 0; w < 32; w++) sum += sums[w];
+    out[blockIdx.x] = Likeliest{id == n ? 0 : id, strange, max, max + logf(sum)};
+}
+K __launch_bounds__(1024) likeliest_bf16(const bf16* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
+K __launch_bounds__(1024) likeliest_f32(const float* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
