@@ -113,6 +113,7 @@ impl Case {
             ticket: ticket(),
             room: None,
             trace: None,
+            identities: Vec::new(),
         })
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use asterism_models::ShardIdentity;
+
 use crate::{
     api::Role,
     error::JobError,
@@ -118,7 +120,12 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.candidates(|load| load.kv_bytes, takes))
+            let mut hosts = place(&self.candidates(|load| load.kv_bytes, takes))?;
+            // Whoever has room for the first of a chain, which demands the room of all, has it for the others.
+            if let Some(first) = hosts.first().copied().filter(|_| context.plan().is_chain()) {
+                hosts.fill(first);
+            }
+            Ok(hosts)
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -146,10 +153,15 @@ impl<'a> HostSelection<'a> {
 
     /// Hosts that encoded some of its shards lately, all of equal numerics.
     fn known_homes(&self, lately: &RecentEncoders, context: &Context) -> BTreeMap<usize, usize> {
-        let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
+        let identities = context.prepared.identities.iter().enumerate().take(context.plan().shards.len());
         let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
-        let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
-        let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
+        let home = |(block, identity): (usize, &ShardIdentity)| Some((block, lately.find(identity).filter(takes)?));
+        let mut homes: BTreeMap<usize, usize> = identities.filter_map(home).collect();
+        if context.plan().is_chain() {
+            // One host holds all: the one that has the beginning.
+            let first = homes.first_key_value().map(|(_, host)| *host);
+            homes.retain(|_, host| Some(*host) == first);
+        }
         let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());
         homes.retain(|_, host| numerics.as_ref() == Some(&self.hosts.at(*host).numerics));
         homes
@@ -177,7 +189,14 @@ impl<'a> HostSelection<'a> {
         }
         let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
         let demands = demands(prepared, &context.reused, &rest);
-        let placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let mut placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        if context.plan().is_chain() {
+            let first = *homes.values().next()?;
+            let fits = candidates.iter().find(|candidate| candidate.host == first)?.free_bytes;
+            let needed: u64 = demands.iter().map(|demand| demand.kv_bytes).sum();
+            fits.is_none_or(|free| free >= needed).then_some(())?;
+            placed = vec![first; rest.len()];
+        }
         let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
         (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
     }
@@ -219,12 +238,20 @@ impl<'a> HostSelection<'a> {
 
 /// What blocks ask of hosts; those that are reused take no room that is not taken already.
 pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
-    let demand = |&block: &usize| Demand {
+    let bytes = |block: usize| if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) };
+    // Blocks that see each other's keys go to one host: the first demands the room of all.
+    let chained = prepared.plan.is_chain();
+    let all = || blocks.iter().map(|block| bytes(*block)).sum();
+    let demand = |(place, &block): (usize, &usize)| Demand {
         block,
         logical: prepared.plan.shards[block].host,
-        kv_bytes: if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) },
+        kv_bytes: match (chained, place) {
+            (true, 0) => all(),
+            (true, _) => 0,
+            (false, _) => bytes(block),
+        },
     };
-    blocks.iter().map(demand).collect()
+    blocks.iter().enumerate().map(demand).collect()
 }
 
 /// The same homes, and for what the plan deals to one host with a shard that has one the same.

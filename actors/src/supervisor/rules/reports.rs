@@ -1,7 +1,5 @@
 //! What hosts say of the shards and answers that they work on, and what it changes.
 
-use asterism_plan::Exchange;
-
 use crate::{
     api::{JobEvent, JobPhase},
     messages::{AnswerToken, Encoded, Phase2Times},
@@ -61,8 +59,8 @@ impl Reports<'_> {
         }
         let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
-        if context.plan().exchange == Exchange::None {
-            self.lately.note(encoded.digest, host);
+        if let Some(identity) = context.prepared.identities.get(block) {
+            self.lately.note(*identity, host);
         }
         self.loss.out.push(SupervisorCommand::Observe(match encoded.cached {
             true => Observation::ShardCached { host: name, tokens: context.plan().shards[block].block_tokens() },

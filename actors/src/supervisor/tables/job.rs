@@ -142,7 +142,9 @@ pub struct JobFacts {
 pub struct JobProgress {
     /// State.
     pub state: JobState,
-    /// Context tokens that were not encoded for it.
+    /// Context tokens of blocks that hosts held already.
+    pub reused_tokens: usize,
+    /// Of these, those that were not encoded for it in any way.
     pub cached_tokens: usize,
     /// Answer so far.
     pub text: String,
@@ -169,6 +171,7 @@ impl JobProgress {
     pub fn new(cached_tokens: usize) -> Self {
         Self {
             state: JobState::Pending,
+            reused_tokens: 0,
             cached_tokens,
             text: String::new(),
             tokens: Vec::new(),
@@ -431,6 +434,7 @@ impl Job {
             context_tokens: facts.context_tokens,
             query_tokens: facts.query_tokens,
             refreshed_tokens: facts.refreshed_tokens,
+            reused_tokens: progress.reused_tokens,
             cached_tokens: progress.cached_tokens,
             generated_tokens: progress.tokens.len(),
             text: progress.text,
