@@ -6,7 +6,10 @@ use actix_web::{
     HttpRequest, HttpResponse, post,
     web::{Data, block},
 };
-use asterism_actors::api::{JobRequest, bounds};
+use asterism_actors::{
+    api::{JobRequest, Reuse, bounds},
+    supervisor::is_continued,
+};
 use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker};
 
 use super::{
@@ -58,6 +61,9 @@ pub async fn about(
     // What the template is told here is what the job says.
     let date = model.date(job.template_date, Duration::from_secs(answer::unix_time()));
     job.template_date = Some(date);
+    if is_continued(&turns) {
+        job.reuse = Reuse::Likely;
+    }
     let split = block(move || model.conversation(turns, RenderOptions::on(date).ending(ending))).await;
     let split = split.map_err(|error| Refusal::failed("internal", error))?;
     let (context, query) = split.map_err(|error| refusal::of_job(error, param))?;

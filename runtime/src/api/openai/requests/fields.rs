@@ -20,8 +20,7 @@ use crate::api::{
 };
 
 /// Fields that clients send and that change nothing of an answer.
-const HARMLESS: &[&str] =
-    &["parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"];
+const HARMLESS: &[&str] = &["parallel_tool_calls", "safety_identifier", "service_tier", "store", "user"];
 
 /// Fields that are taken with the one value that asks for nothing, and what to expect.
 const NEUTRAL: &[(&str, &[&str], &str)] = &[
