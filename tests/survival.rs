@@ -16,6 +16,8 @@ use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_F
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
+#[path = "survival/chats.rs"]
+mod chats;
 #[path = "survival/sessions.rs"]
 mod sessions;
 #[path = "survival/together.rs"]
