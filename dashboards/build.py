@@ -57,9 +57,6 @@ def those(metric, by):
     return (f'topk(8, {of} > 0) or label_replace(0 * {happened(metric, None)[0]}, "{by}", "none", "", "")', "{{" + by + "}}")
 
 
-SECONDS_PER_TOKEN = ("sum by (host) (rate(asterism_phase1_shard_encode_seconds_sum{ASTERISM}[5m])) / "
-                     "(sum by (host) (rate(asterism_phase1_tokens_total{ASTERISM}[5m])) > 0)")
-
 # (kind, title, what it shows, unit, expressions, settings)
 OVERVIEW = [
     ("stat", "Hosts ready", "Hosts that are ready, of those in the cluster file.", "percentunit",
@@ -102,10 +99,15 @@ OVERVIEW = [
 PHASES = [
     ("lines", "Shard encoding by host", "Mean seconds that a host encodes a shard.", "s",
      mean("phase1_shard_encode_seconds", "host"), {}),
-    ("lines", "Stragglers", "Seconds a token in phase 1, as a multiple of the median host. A host that stays above 1.5 keeps the "
-     "others waiting; `dense` and the sparse methods, which use one host, raise it too.", "none",
-     [(f"({SECONDS_PER_TOKEN}) / scalar(quantile(0.5, {SECONDS_PER_TOKEN}))", "{{host}}")],
-     {"steps": [(None, "transparent"), (1.5, RED)]}),
+    ("lines", "Stragglers", "How many times longer than its equals, or than before, a host takes to compute; 1 while it is not "
+     "slow. Time that it waits for others does not count.", "none",
+     [("max by (host) (asterism_host_slowdown_ratio{ASTERISM})", "{{host}}")], {"steps": [(None, "transparent"), (1.5, RED)]}),
+    ("lines", "Computing in phase 1", "Seconds a second in which a host computes shards.", "s",
+     [("sum by (host) (rate(asterism_phase1_computing_seconds{ASTERISM}[$__rate_interval]))", "{{host}}")], {"stack": True}),
+    ("lines", "Waiting in phase 1", "Seconds a second in which a host's shards wait for what others pass them, or for their turn.", "s",
+     [("sum by (host) (rate(asterism_phase1_waiting_seconds{ASTERISM}[$__rate_interval]))", "{{host}}")], {"stack": True}),
+    ("lines", "Answering in phase 2", "Seconds a second in which a host computes answers for query hosts.", "s",
+     [("sum by (host) (rate(asterism_phase2_answering_seconds{ASTERISM}[$__rate_interval]))", "{{host}}")], {"stack": True}),
     ("lines", "Phase 1 tokens by host", "Tokens run through the model in phase 1, prefixes included, a second.", "short",
      [rate("phase1_tokens_total", "host")], {}),
     ("lines", "Phase 1 tokens not encoded", "Tokens of blocks that a host held the same already, a second.", "short",

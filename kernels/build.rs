@@ -1,5 +1,5 @@
-//! Numbers the build of the kernels, and compiles those of GPUs to machine code for sm_80 and sm_90a, where the feature `cuda`
-//! is on. With `ASTERISM_CUDA_STUB=1` it compiles none: the crate can then be checked without a compiler, and opens no GPU.
+//! Numbers the build of the kernels, and compiles those of GPUs, where the feature `cuda` is on: to machine code for sm_80 and sm_90a, and to
+//! PTX of compute_80 and compute_90, of which the driver of a newer GPU makes its own. `ASTERISM_CUDA_TARGETS` names others. With `ASTERISM_CUDA_STUB=1` it compiles none: the crate can then be checked without a compiler, and opens no GPU.
 
 use std::{
     env,
@@ -28,7 +28,10 @@ const KERNELS: &[&str] = &[
     "selection/blocks",
     "selection/lists",
 ];
-const TARGETS: &[&str] = &["80", "90a"];
+/// What is compiled for unless [`TARGETS`] says otherwise: an architecture, or with `-ptx` what drivers compile themselves.
+const ALL_TARGETS: &str = "80,90a,80-ptx,90-ptx";
+/// Some of them, with commas between: `80-ptx` alone runs the code of the A100 on any GPU.
+const TARGETS: &str = "ASTERISM_CUDA_TARGETS";
 /// Set to 1 where there is no compiler and nothing is to run.
 const STUB: &str = "ASTERISM_CUDA_STUB";
 
@@ -40,7 +43,9 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
-    for name in [STUB, "NVCC", "CUDA_HOME", "PATH"] {
+    let targets = targets();
+    println!("cargo::rustc-env={TARGETS}={}", targets.join(","));
+    for name in [STUB, TARGETS, "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -48,19 +53,46 @@ fn main() {
         return stub(&out);
     }
     let nvcc = nvcc();
-    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&version_of(&nvcc, "--version")) as u32);
+    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&compiler_of(&nvcc, &targets)) as u32);
     for kernel in KERNELS {
         let source = format!("src/cuda/kernels/{kernel}.cu");
         let mut command = Command::new(&nvcc);
         command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Isrc/cuda/kernels/include"]).arg(&source);
         command.arg("-o").arg(machine_code(&out, kernel));
-        command.args(TARGETS.iter().map(|target| format!("-gencode=arch=compute_{target},code=sm_{target}")));
+        command.args(targets.iter().map(|target| code_for(target)));
         match command.status() {
             Ok(status) if status.success() => {}
             Ok(status) => fail(&format!("{} failed on {source}: {status}", nvcc.display())),
             Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
         }
     }
+}
+
+/// What to compile for, in order and each once.
+fn targets() -> Vec<String> {
+    let named = env::var(TARGETS).unwrap_or_else(|_| ALL_TARGETS.into());
+    let named: Vec<&str> = named.split(',').map(str::trim).collect();
+    let known: Vec<&str> = ALL_TARGETS.split(',').collect();
+    if let Some(unknown) = named.iter().find(|target| !known.contains(target)) {
+        println!(
+            "cargo::error={TARGETS}: {unknown:?} is none of {ALL_TARGETS}; name some of these, with commas between"
+        );
+        std::process::exit(1);
+    }
+    known.into_iter().filter(|target| named.contains(target)).map(str::to_owned).collect()
+}
+
+/// How the compiler is told of a target.
+fn code_for(target: &str) -> String {
+    match target.strip_suffix("-ptx") {
+        Some(architecture) => format!("-gencode=arch=compute_{architecture},code=compute_{architecture}"),
+        None => format!("-gencode=arch=compute_{target},code=sm_{target}"),
+    }
+}
+
+/// What a compiler says of itself, and what it compiles for.
+fn compiler_of(nvcc: &OsStr, targets: &[String]) -> Vec<u8> {
+    [version_of(nvcc, "--version"), targets.join(",").into_bytes()].concat()
 }
 
 /// Where a kernel's machine code goes.

@@ -2,6 +2,8 @@
 
 #[path = "golden/cases.rs"]
 mod cases;
+#[path = "cluster/devices.rs"]
+mod devices;
 #[path = "cluster/measured.rs"]
 mod measured;
 

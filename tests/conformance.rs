@@ -73,8 +73,7 @@ fn turns(messages: &Value) -> Vec<ChatTurn> {
         "user" => Speaker::User,
         _ => Speaker::Assistant,
     };
-    let turn =
-        |message: &Value| ChatTurn { speaker: speaker(text(&message["role"])), text: text(&message["content"]).into() };
+    let turn = |message: &Value| ChatTurn::new(speaker(text(&message["role"])), text(&message["content"]));
     list(messages).iter().map(turn).collect()
 }
 

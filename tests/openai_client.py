@@ -234,11 +234,11 @@ def errors(openai, client, api, messages):
 
     refused(openai.NotFoundError, "model_not_found", "model", model="gpt-4")
     refused(openai.NotFoundError, "session_not_found", "session_id", messages=messages[1:], extra_body={"session_id": "none"})
-    refused(openai.BadRequestError, "unsupported_parameter", "n", n=2)
-    refused(openai.BadRequestError, "unsupported_parameter", "presence_penalty", presence_penalty=1)
+    refused(openai.BadRequestError, "invalid_request", "n", n=17)
+    refused(openai.BadRequestError, "sampling", "presence_penalty", presence_penalty=3)
     refused(openai.BadRequestError, "unsupported_parameter", "tools",
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
-    refused(openai.BadRequestError, "unknown_parameter", "top_k", extra_body={"top_k": 3})
+            tools=[{"type": "web_search"}])
+    refused(openai.BadRequestError, "unknown_parameter", "whale", extra_body={"whale": 3})
     refused(openai.BadRequestError, "sampling", "temperature", temperature=-1)
     refused(openai.BadRequestError, "invalid_request", "messages", messages=[])
     try:

@@ -37,7 +37,6 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("cargo test --workspace", None, "runs this test"),
     ("cargo install --path runtime", None, "builds for minutes"),
     ("asterism chaos --rounds 30", Some("asterism chaos --rounds 1"), "half an hour in this profile"),
-    ("curl -s http://127.0.0.1:8000", Some(ASKED), "any free port"),
     ("asterism doctor", Some("asterism doctor --help"), "judges the machine; tests/hostile runs it"),
     ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
     ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
@@ -53,9 +52,9 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
 
 /// What the text before asks of the cluster file.
 const JOINABLE: &str = "sed -i '/^.security/a join_listen = \"127.0.0.1:0\"' cluster.toml && asterism up --detach";
-const ASKED: &str = r#"curl -s http://$(sed 's/.*"api":"\([^"]*\)".*/\1/' .asterism/asterism/supervisor.json)/v1/chat/completions \
-    -H "Content-Type: application/json" -d '{"session_id": "harbour", "messages": [{"role": "user", "content":
-    "What is the special magic number for harbour-lantern?"}]}'"#;
+/// Where OpenAI's API listens in the pages, and where it does here: at any free port.
+const API: &str = "http://127.0.0.1:8000/";
+const API_HERE: &str = r#"http://$(sed 's/.*"api":"\([^"]*\)".*/\1/' .asterism/asterism/supervisor.json)/"#;
 const RULER: &str = "asterism eval ruler --methods dense,star,pulsar --lengths 1k --tasks niah_single_1 --samples 1 \
                      --save run.jsonl --chart ruler.svg";
 const NIAH: &str = "asterism eval niah --methods dense,pulsar --lengths 1k --depths 1 --samples 1 --chart niah.svg";
@@ -130,10 +129,13 @@ fn every_command_of_the_documentation_works() {
         assert!(!running || clone.run("asterism up --detach").status.success(), "no cluster for {page}");
         for line in lines {
             let instead = INSTEAD.iter().find(|(begins, ..)| line.starts_with(begins));
-            let Some(runs) = instead.map_or(Some(line.as_str()), |(_, runs, _)| *runs) else { continue };
+            let here = line.replace(API, API_HERE);
+            let Some(runs) = instead.map_or(Some(here.as_str()), |(_, runs, _)| *runs) else { continue };
             let output = clone.run(runs);
             let printed = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{page}: `{runs}` for `{line}`: {}\n{printed}", output.status);
+            let refused = line.contains(API) && String::from_utf8_lossy(&output.stdout).contains("\"error\":{");
+            assert!(!refused, "{page}: `{line}` answers {}", String::from_utf8_lossy(&output.stdout));
             if line.contains("harbour-lantern") {
                 let answer = String::from_utf8_lossy(&output.stdout);
                 assert!(answer.contains("4817263"), "{page}: `{line}` answers {answer}");

@@ -16,10 +16,14 @@ use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_F
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
+#[path = "survival/backup.rs"]
+mod backup;
 #[path = "survival/chats.rs"]
 mod chats;
 #[path = "survival/sessions.rs"]
 mod sessions;
+#[path = "survival/stopping.rs"]
+mod stopping;
 #[path = "survival/together.rs"]
 mod together;
 

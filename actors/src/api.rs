@@ -68,6 +68,11 @@ pub struct JobRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = bounds::TOP_LOGPROBS))]
     pub logprobs: Option<u32>,
+    /// Whether the query is the whole prompt, of which no context host encodes a part: it is told how likely each of its tokens
+    /// behind the first was, before the answer's, by attention that leaves nothing out. Neither a context nor a session, nor the
+    /// chat template go with it; such a job may ask for no further token.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub prompt_logprobs: bool,
     /// Go on after the model's end-of-sequence tokens (fixtures and benchmarks).
     #[serde(default)]
     pub ignore_eos: bool,
@@ -117,6 +122,7 @@ impl JobRequest {
             sampling: Sampling::default(),
             stop: Vec::new(),
             logprobs: None,
+            prompt_logprobs: false,
             ignore_eos: false,
             chat_template: yes(),
             query_separator: None,
@@ -203,6 +209,10 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
+fn is_zero(value: &usize) -> bool {
+    *value == 0
+}
+
 /// A job as `job status` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct JobStatus {
@@ -248,6 +258,9 @@ pub struct JobStatus {
     pub cached_tokens: usize,
     /// Tokens generated so far.
     pub generated_tokens: usize,
+    /// Tokens of the prompt that stand in `tokens` and `logprobs` before those of the answer, where they were asked for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub scored_tokens: usize,
     /// Answer so far.
     pub text: String,
     /// Generated token ids so far.

@@ -10,7 +10,11 @@ use asterism_kernels::{Backend, KernelError};
 use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
 use asterism_transport::{DataPlane, Endpoint, Transport};
 use ractor::ActorRef;
-use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+    time::Instant,
+};
 
 use crate::{
     context_host::PIECE_BYTES,
@@ -26,6 +30,9 @@ use joining::{Backoff, Joined};
 /// How long a host works on without its supervisor, unless told otherwise. It ends with the agent that started it anyway; and one that
 /// starts the supervisor again may take minutes where the machine is short of memory.
 pub const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a host that is asked to end may take to give its work away, unless told otherwise.
+pub const LEAVE_GRACE: Duration = Duration::from_secs(8);
 
 /// Longest wait for the actor to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(2);
@@ -51,8 +58,23 @@ pub struct HostConfig {
     pub piece_bytes: usize,
     /// What it hands hosts of its process as it lies on its device; none: as suits that.
     pub hands_over: Option<DeviceHandover>,
+    /// What goes together through the layers.
+    pub batching: Batching,
     /// What its process counts; none where another host of the process tells it.
     pub tally: Option<Arc<Tally>>,
+    /// Becomes true when its process is asked to end: it then gives its work away first. None: nobody asks.
+    pub leave: Option<watch::Receiver<bool>>,
+    /// How long that may take.
+    pub grace: Duration,
+}
+
+/// How a host ended that did what it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEnd {
+    /// Its supervisor told it to end, and wants no other process in its place.
+    Ended,
+    /// It was asked to end, has given its work away as far as there was time, and is to be started again.
+    Left,
 }
 
 impl HostConfig {
@@ -65,7 +87,22 @@ impl HostConfig {
             HostRole::Node => (false, false),
         };
         let (name, patience, piece_bytes, tally) = (name.into(), SUPERVISOR_TIMEOUT, PIECE_BYTES, Some(Arc::default()));
-        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
+        let (hands_over, batching, leave, grace) = (None, Batching::default(), None, LEAVE_GRACE);
+        Self {
+            name,
+            role,
+            encodes,
+            generates,
+            supervisor,
+            start,
+            patience,
+            piece_bytes,
+            hands_over,
+            batching,
+            tally,
+            leave,
+            grace,
+        }
     }
 
     pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {
@@ -79,6 +116,33 @@ impl HostConfig {
         }
     }
 }
+
+/// What goes together through the layers of a host; what is not said is as suits its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batching {
+    /// How long a step of what it generates may take.
+    pub token_interval: Option<Duration>,
+    /// Rows of short contexts that are encoded together, at most; 0: each alone.
+    pub pack_rows: Option<usize>,
+}
+
+impl Batching {
+    /// How long a step may take on a device.
+    pub(crate) fn interval<B: Backend>(self, backend: &B) -> Duration {
+        self.token_interval.unwrap_or(if backend.queues() { STEP_OF_QUEUE } else { STEP_OF_CPU })
+    }
+
+    /// Rows that are encoded together on a device, which may like fewer at once.
+    pub(crate) fn rows<B: Backend>(self, backend: &B) -> usize {
+        self.pack_rows.unwrap_or(backend.linear_rows().min(MOST_PACKED_ROWS))
+    }
+}
+
+/// How long a step takes on CPUs, where rows cost the most of it, and on devices that work off a queue.
+const STEP_OF_CPU: Duration = Duration::from_millis(25);
+const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
+/// More rows together would make a work that is not short.
+const MOST_PACKED_ROWS: usize = 2048;
 
 /// Which tensors go to a host of the same process as they lie on their device, where the link can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +222,7 @@ pub async fn run<B: Backend>(
     config: HostConfig,
     transports: Transports,
     loader: ModelLoader<B>,
-) -> Result<(), HostError> {
+) -> Result<HostEnd, HostError> {
     let hello = config.hello(transports.data.endpoints());
     let joining = joining::join(hello, config.supervisor, transports.control.as_ref()).await;
     let first = match joining {
@@ -201,10 +265,17 @@ struct Host<B: Backend> {
 }
 
 impl<B: Backend> Host<B> {
-    async fn live(self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
+    async fn live(self, first: Joined, loader: ModelLoader<B>) -> Result<HostEnd, HostError> {
         let mut joined = first;
         let beats = self.linked(&joined);
-        let mut model = self.load(&mut joined, loader).await?;
+        let mut leave = self.config.leave.clone();
+        let loaded = tokio::select! {
+            biased;
+            // What is not ready has nothing to give away.
+            () = asked(&mut leave) => return Ok(HostEnd::Left),
+            loaded = self.load(&mut joined, loader) => loaded,
+        };
+        let mut model = loaded?;
         let decoder = model.decoder.clone();
         let numerics = decoder.backend().numerics();
         let ready = HostMessage::Ready { numerics, model: Box::new(std::mem::take(&mut model.digest).into()) };
@@ -222,13 +293,28 @@ impl<B: Backend> Host<B> {
         mut joined: Joined,
         mut beats: JoinHandle<()>,
         ready: HostMessage,
-    ) -> Result<(), HostError> {
-        let mut again = false;
+    ) -> Result<HostEnd, HostError> {
+        let (mut again, mut leave, mut leaves) = (false, self.config.leave.clone(), None);
         loop {
             joined.outbox.send(ready.clone());
             let cause = loop {
-                match joined.inbox.receive().await {
-                    Ok(HostCommand::Shutdown) => return Ok(()),
+                let received = tokio::select! {
+                    received = joined.inbox.receive() => received,
+                    () = asked(&mut leave), if leaves.is_none() => {
+                        let grace = self.config.grace;
+                        tracing::info!(host = %self.config.name, grace_s = grace.as_secs_f64(), "asked to end: gives its work away");
+                        joined.outbox.send(HostMessage::Leaving { grace_ms: grace.as_millis() as u64 });
+                        leaves = Some(Instant::now() + grace);
+                        continue;
+                    }
+                    () = until(leaves) => {
+                        tracing::warn!(host = %self.config.name, "ends with what it could not give away in time");
+                        return Ok(HostEnd::Left);
+                    }
+                };
+                match received {
+                    Ok(HostCommand::Shutdown) => return Ok(HostEnd::Ended),
+                    Ok(HostCommand::Leave) => return Ok(HostEnd::Left),
                     // What it loaded is not the cluster's model any more; a process started now may load another.
                     Ok(HostCommand::Refuse { reason }) if again => {
                         return Err(HostError::Refused { host: self.config.name.clone(), reason });
@@ -240,8 +326,16 @@ impl<B: Backend> Host<B> {
             };
             beats.abort();
             self.report(HostActorMessage::Unlinked);
+            if leaves.is_some() {
+                tracing::warn!(host = %self.config.name, %cause, "ends: there is nobody who could give its work to others");
+                return Ok(HostEnd::Left);
+            }
             tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
-            joined = self.rejoin(cause.to_string()).await?;
+            joined = tokio::select! {
+                biased;
+                () = asked(&mut leave) => return Ok(HostEnd::Left),
+                joined = self.rejoin(cause.to_string()) => joined?,
+            };
             again = true;
             self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
@@ -304,6 +398,24 @@ impl<B: Backend> Host<B> {
         let (contexts, jobs) = held.await.unwrap_or_default();
         let (cluster, incarnation) = self.life;
         Hello { cluster, incarnation, contexts, jobs, ..self.config.hello(self.transports.data.endpoints()) }
+    }
+}
+
+/// Completes when the process is asked to end.
+async fn asked(leave: &mut Option<watch::Receiver<bool>>) {
+    if let Some(leave) = leave
+        && leave.wait_for(|asked| *asked).await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+/// Completes at a moment; never where there is none.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -16,7 +16,7 @@ pub mod supervisor;
 mod telemetry;
 
 pub use error::{HostError, JobError};
-pub use host::{DeviceHandover, HostConfig, LoadedModel, ModelLoader, Transports};
+pub use host::{Batching, DeviceHandover, HostConfig, LoadedModel, ModelLoader, Transports};
 pub use process::{capacity, cores, machine};
 pub use protocol::{authority, messages, ticket};
 pub(crate) use protocol::{handing, link, payload, probe};

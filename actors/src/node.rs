@@ -30,6 +30,11 @@ pub enum NodeOrder {
         /// Number of its process; another one is left alone.
         start: u64,
     },
+    /// Start a host's process, unless it runs or is about to.
+    Start {
+        /// Host.
+        host: String,
+    },
     /// End all hosts and the agent. The link is closed.
     Shutdown,
     /// The supervisor does not want this node. The link is closed.
@@ -120,6 +125,7 @@ impl Agent {
                     Ok(HostCommand::Kill { host, start }) => {
                         self.ordered.send(NodeOrder::Kill { host, start }).ok()?;
                     }
+                    Ok(HostCommand::Start { host }) => self.ordered.send(NodeOrder::Start { host }).ok()?,
                     Ok(HostCommand::Shutdown) => {
                         let _ = self.ordered.send(NodeOrder::Shutdown);
                         return None;

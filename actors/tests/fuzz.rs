@@ -17,8 +17,8 @@ use asterism_actors::{
         Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
         HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, ParcelMeta, ParcelPart,
         ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
-        RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask, TokenChoice, Traffic,
-        WireMessage,
+        RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
+        TokenShaping, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
@@ -162,6 +162,7 @@ fn host_messages() {
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
         HostMessage::NotEncoded {
             context: 1,
+            tenant: 7,
             attempt: 2,
             peer_lost: true,
             code: "stalled".into(),
@@ -194,9 +195,11 @@ fn host_commands() {
         temperature: 0.0,
         top_p: 1.0,
         seed: 0,
+        shaping: TokenShaping::of(&Sampling { top_k: 3, logit_bias: [(7, 1.0)].into(), ..Sampling::default() }),
         stop: vec!["\n".into(), "the end of the answer".into()],
         ignore_eos: false,
         logprobs: Some(3),
+        scored: Some(vec![4, 5]),
     };
     let ticket = Secret::new([7; 32]).ticket(1);
     let trace = Some(Box::new(TraceContext { trace: 1 << 100, span: 7 }));
@@ -217,6 +220,7 @@ fn host_commands() {
         }),
         HostCommand::Generate(Generate {
             job: 1,
+            tenant: 7,
             context: 1,
             query_ids: (0..9).collect(),
             generated: vec![4, 5],

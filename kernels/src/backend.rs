@@ -17,6 +17,8 @@ mod wire;
 pub use attention::{AttentionOps, Partial};
 pub use batch::BatchAttention;
 pub use cache::KvOps;
+#[cfg(feature = "cuda")]
+pub(crate) use collectives::PendingGather;
 pub use collectives::{AllGather, Collectives, Exported, Rendezvous};
 pub use device::ComputeDevice;
 pub use elementwise::ElementwiseOps;

@@ -56,6 +56,33 @@ pub enum KernelError {
     /// A device that others share a step with failed.
     #[error("another device of this process failed in the middle of a step that they share")]
     Abandoned,
+    /// Devices that cannot share a model's heads.
+    #[error(
+        "{devices} devices cannot share a model of {query} query heads and {kv} KV heads evenly; give a host one of these numbers of devices: {}",
+        fit.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    UnevenHeads {
+        /// Devices of the host.
+        devices: usize,
+        /// Query heads of the model.
+        query: usize,
+        /// KV heads of the model.
+        kv: usize,
+        /// Numbers of devices that can.
+        fit: Vec<usize>,
+    },
+    /// GPUs that cannot be one host's.
+    #[error(
+        "GPUs {one} and {other} cannot share a model: {cause}; give each a host of its own, or name GPUs that are alike and linked"
+    )]
+    UnlikeDevices {
+        /// The one.
+        one: usize,
+        /// The other.
+        other: usize,
+        /// Why not.
+        cause: String,
+    },
     /// 8-bit linear layers where they cannot be.
     #[error(
         "GPU {index} computes no linear layers in 8-bit floats: that needs Hopper (compute capability 9.0), cublasLt and dtype \"bf16\"; leave them out"
@@ -63,6 +90,14 @@ pub enum KernelError {
     EightBits {
         /// The GPU.
         index: usize,
+    },
+    /// An operation that a model needs and the device does not have.
+    #[error("the model needs {operation}, for which the device ({device}) has no kernel; run it on the CPU")]
+    NoKernel {
+        /// What is missing.
+        operation: &'static str,
+        /// The numerics of the device.
+        device: String,
     },
     /// A GPU without room for what has to be on it.
     #[error(
@@ -111,7 +146,10 @@ impl KernelError {
             Self::Threads { .. } => "kernel_threads",
             Self::NoDevice { .. } => "kernel_no_device",
             Self::Abandoned => "kernel_abandoned",
+            Self::UnevenHeads { .. } => "kernel_uneven_heads",
+            Self::UnlikeDevices { .. } => "kernel_unlike_devices",
             Self::EightBits { .. } => "kernel_eight_bits",
+            Self::NoKernel { .. } => "kernel_missing",
             Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",

@@ -1,7 +1,7 @@
 //! The operations of a decoder and of the attention methods, on each device. Knows no model, plan, wire or file.
 //!
 //! `backend` says what a device offers, `operands` and `sparse` what operations are told. `reference` is the slow, obvious CPU version
-//! of every kernel; `cpu` the fast one. Both return attention as `(output, log-sum-exp)`, so that partial results over any split of
+//! of every kernel; `cpu` the fast one. `group` makes one device of several. All return attention as `(output, log-sum-exp)`, so that partial results over any split of
 //! the keys merge exactly.
 
 mod backend;
@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 mod dtype;
 mod error;
+mod group;
 mod operands;
 mod priority;
 pub mod reference;
@@ -26,7 +27,8 @@ pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 pub use cuda::{Cuda, CudaOptions};
 pub use dtype::DType;
 pub use error::KernelError;
-pub use operands::{Ask, Heads, KeySets, Mask, Merging, Selection, merging, packed};
+pub use group::{DeviceGroup, GroupKv, GroupLinear, GroupTensor, check_heads};
+pub use operands::{Activation, Ask, Extra, Heads, KeySets, Mask, Merging, Selection, merging, packed};
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;

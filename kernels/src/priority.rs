@@ -72,11 +72,11 @@ pub struct Quantum(f64);
 
 /// A step is under way until this is dropped.
 #[derive(Default)]
-pub struct PriorityGuard(Option<(Arc<Steps>, u64)>);
+pub struct PriorityGuard(Vec<(Arc<Steps>, u64)>);
 
 impl Drop for PriorityGuard {
     fn drop(&mut self) {
-        if let Some((steps, number)) = self.0.take() {
+        for (steps, number) in self.0.drain(..) {
             let mut under_way = steps.lock();
             under_way.steps.retain(|step| step.number != number);
             under_way.ended = Some(Instant::now());
@@ -87,9 +87,14 @@ impl Drop for PriorityGuard {
 }
 
 impl PriorityGuard {
+    /// Of a step on several devices.
+    pub(crate) fn joined(guards: impl Iterator<Item = Self>) -> Self {
+        Self(guards.flat_map(|mut guard| std::mem::take(&mut guard.0)).collect())
+    }
+
     /// It is still under way.
     pub fn renew(&self) {
-        if let Some((steps, number)) = &self.0 {
+        for (steps, number) in &self.0 {
             let (mut under_way, now) = (steps.lock(), Instant::now());
             let own = under_way.steps.iter_mut().filter(|step| step.number == *number);
             own.for_each(|step| step.until = now + STEP_TIMEOUT);
@@ -104,7 +109,7 @@ impl Steps {
         under_way.begun += 1;
         let number = under_way.begun;
         under_way.steps.push(Step { number, rank, thread: thread::current().id(), until: now + STEP_TIMEOUT });
-        PriorityGuard(Some((Arc::clone(self), number)))
+        PriorityGuard(vec![(Arc::clone(self), number)])
     }
 
     /// Waits until the steps that go ahead of this thread and are under way now have ended, for a quarter of a second at most.

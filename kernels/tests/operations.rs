@@ -2,6 +2,8 @@
 //! generic over the backend; a new one joins `backends`.
 
 mod common;
+#[path = "operations/extras.rs"]
+mod extras;
 #[path = "operations/witness.rs"]
 mod witness;
 

@@ -3,6 +3,8 @@
 //!
 //!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
 //!
+//! `0,1` are GPUs that each hold the model; `0+1` are GPUs that share it, as those of one host.
+//!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
 //! `jobs/COUNT/TOKENS` or
@@ -14,8 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::prelude::*;
-use asterism_kernels::{Cuda, CudaOptions, DType};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType, DeviceGroup};
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
@@ -42,14 +43,30 @@ impl Watch for Pairs {
     }
 }
 
-/// Decoders, one for each GPU.
-struct Devices(Vec<Arc<Decoder<Cuda>>>);
+/// Decoders, one for each GPU, or one for GPUs that share the model.
+struct Devices<B: Backend>(Vec<Arc<Decoder<B>>>);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [out, model, gpus, cases @ ..] = &arguments[..] else { bail!("OUT.jsonl MODEL GPUS CASE...") };
-    let mut out = std::fs::File::options().create(true).append(true).open(out)?;
-    let devices = Devices::open(model, gpus)?;
+    let out = std::fs::File::options().create(true).append(true).open(out)?;
+    let used = |gpu: &Cuda| -> Result<usize> { Ok(gpu.device().memory().map(|(free, all)| (all - free) >> 30)?) };
+    match gpus.contains('+') {
+        false => run(&Devices::open(model, gpus)?, (out, model, gpus), cases, |gpu| Ok(vec![used(gpu)?])),
+        true => run(&Devices::shared(model, gpus)?, (out, model, gpus), cases, |group| {
+            group.members().iter().map(|gpu| used(gpu)).collect()
+        }),
+    }
+}
+
+/// Times the cases; `used` says how many GiB are taken on each GPU of a decoder.
+fn run<B: Backend>(
+    devices: &Devices<B>,
+    (mut out, model, gpus): (std::fs::File, &str, &str),
+    cases: &[String],
+    used: impl Fn(&B) -> Result<Vec<usize>>,
+) -> Result<()> {
+    let loaded = used(devices.home().backend())?;
     for case in cases {
         let [what, how, tokens] = case.splitn(3, '/').collect::<Vec<_>>()[..] else { bail!("{case}: WHAT/HOW/TOKENS") };
         let tokens: usize = tokens.parse()?;
@@ -61,8 +78,10 @@ fn main() -> Result<()> {
             "company" => devices.company(method(how)?, tokens)?,
             _ => bail!("{case}: prefill, decode, shared, jobs or company"),
         };
-        let (free, all) = devices.0[0].backend().device().memory()?;
-        let line = json!({"case": case, "model": model, "gpus": gpus, "timed": timed, "used_gb": (all - free) >> 30});
+        let used = used(devices.home().backend())?;
+        let line = json!({
+            "case": case, "model": model, "gpus": gpus, "timed": timed, "loaded_gb": loaded, "used_gb": used,
+        });
         println!("{line}");
         writeln!(out, "{line}")?;
         devices.0.iter().try_for_each(|decoder| decoder.backend().finish())?;
@@ -81,13 +100,19 @@ fn spread(mut seconds: Vec<f64>) -> Value {
     json!({"least_ms": milliseconds(seconds[0]), "median_ms": milliseconds(seconds[seconds.len() / 2])})
 }
 
-impl Devices {
+/// The checkpoint that is called so, and whether its linear layers are computed in 8 bits.
+fn checkpoint(model: &str) -> Result<(Checkpoint, bool)> {
+    let (name, eight_bits) = model.strip_suffix("+fp8").map_or((model, false), |name| (name, true));
+    let checkpoint = match name {
+        "embedded" => Checkpoint::embedded()?,
+        name => Checkpoint::random(name.parse::<KnownShape>().ok().context("no such model")?)?,
+    };
+    Ok((checkpoint, eight_bits))
+}
+
+impl Devices<Cuda> {
     fn open(model: &str, gpus: &str) -> Result<Self> {
-        let (name, eight_bits) = model.strip_suffix("+fp8").map_or((model, false), |name| (name, true));
-        let checkpoint = match name {
-            "embedded" => Checkpoint::embedded()?,
-            name => Checkpoint::random(name.parse::<KnownShape>().ok().context("no such model")?)?,
-        };
+        let (checkpoint, eight_bits) = checkpoint(model)?;
         let load = |(at, gpu): (usize, &str)| -> Result<Arc<Decoder<Cuda>>> {
             let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits };
             let parts = if at == 0 { DecoderParts::All } else { DecoderParts::Context };
@@ -95,8 +120,22 @@ impl Devices {
         };
         Ok(Self(gpus.split(',').enumerate().map(load).collect::<Result<_>>()?))
     }
+}
 
-    fn home(&self) -> &Decoder<Cuda> {
+impl Devices<DeviceGroup<Cuda>> {
+    fn shared(model: &str, gpus: &str) -> Result<Self> {
+        let (checkpoint, eight_bits) = checkpoint(model)?;
+        let open = |gpu: &str| -> Result<Cuda> {
+            Ok(Cuda::new(CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits })?)
+        };
+        let gpus = gpus.split('+').map(open).collect::<Result<Vec<_>>>()?;
+        let group = Cuda::group(gpus, checkpoint.config().heads)?;
+        Ok(Self(vec![Arc::new(Decoder::load(Arc::new(group), &checkpoint, DecoderParts::All)?)]))
+    }
+}
+
+impl<B: Backend> Devices<B> {
+    fn home(&self) -> &Decoder<B> {
         &self.0[0]
     }
 
@@ -107,22 +146,17 @@ impl Devices {
         Ok(method.plan(&PlanRequest { context, query, hosts, one_machine: true, shape: &shape, speeds: None })?)
     }
 
-    fn encode(&self, plan: &Plan, context: &[u32]) -> Result<(Vec<Vec<EncodedShard<Cuda>>>, f64)> {
+    fn encode(&self, plan: &Plan, context: &[u32]) -> Result<(Vec<Vec<EncodedShard<B>>>, f64)> {
         self.watched(plan, context, &mut Pairs(0))
     }
 
-    fn watched(
-        &self,
-        plan: &Plan,
-        context: &[u32],
-        watch: &mut dyn Watch,
-    ) -> Result<(Vec<Vec<EncodedShard<Cuda>>>, f64)> {
+    fn watched(&self, plan: &Plan, context: &[u32], watch: &mut dyn Watch) -> Result<(Vec<Vec<EncodedShard<B>>>, f64)> {
         let started = Instant::now();
         let shards = match &self.0[..] {
             [one] => vec![encode_plan(one, plan, context, None, watch)?],
             several => encode_together(&several.iter().map(|decoder| &**decoder).collect::<Vec<_>>(), plan, context)?,
         };
-        self.0.iter().try_for_each(|decoder| decoder.backend().device().synchronize())?;
+        self.0.iter().try_for_each(|decoder| decoder.backend().mark()?())?;
         Ok((shards, started.elapsed().as_secs_f64()))
     }
 

@@ -1,5 +1,6 @@
 //! The checkpoint's chat template, by which whole conversations are rendered. Tokenises nothing.
 
+mod calls;
 mod date;
 mod files;
 mod marks;
@@ -10,17 +11,20 @@ mod source;
 mod turn;
 
 use crate::{Checkpoint, ModelError, Tokenizer};
+pub use calls::{CallPiece, CallReader, tools_as_text};
 pub use date::{NoDate, TemplateDate};
 pub use refusal::TemplateRefusal;
 pub use render::{Ending, Render, RenderOptions, Rendered};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use source::TemplateSource;
-pub use turn::{ChatTurn, Speaker};
+pub use turn::{ChatTurn, Speaker, ToolCall, Tooling};
 
 /// Puts conversations into the form the model was trained on.
 pub struct ChatTemplate {
     /// What renders; nothing for a base model.
     template: Option<Box<dyn Render>>,
+    /// It has a place for tools.
+    takes_tools: bool,
 }
 
 impl ChatTemplate {
@@ -34,18 +38,25 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
-        let Some(source) = files::source(checkpoint, tokenizer)? else { return Ok(Self { template: None }) };
-        let origin = source.origin().to_owned();
+        let Some(source) = files::source(checkpoint, tokenizer)? else {
+            return Ok(Self { template: None, takes_tools: false });
+        };
+        let (origin, takes_tools) = (source.origin().to_owned(), source.takes_tools());
         let template = renderer(source);
-        let question = ChatTurn { speaker: Speaker::User, text: "What does it say?".to_owned() };
+        let question = ChatTurn::new(Speaker::User, "What does it say?");
         let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
         tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
-        Ok(Self { template: Some(template) })
+        Ok(Self { template: Some(template), takes_tools })
     }
 
     /// The checkpoint has a template of its own.
     pub fn is_chat(&self) -> bool {
         self.template.is_some()
+    }
+
+    /// The template has a place for tools: another is told of them in a message.
+    pub fn takes_tools(&self) -> bool {
+        self.takes_tools
     }
 
     /// The conversation as transformers renders it: by the template, which sees all messages as they are. In the text the names of
@@ -74,7 +85,7 @@ mod tests {
     }
 
     fn turn(speaker: Speaker, text: &str) -> ChatTurn {
-        ChatTurn { speaker, text: text.to_owned() }
+        ChatTurn::new(speaker, text)
     }
 
     fn now() -> RenderOptions {

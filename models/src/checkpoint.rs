@@ -76,7 +76,7 @@ impl Checkpoint {
     }
 
     /// What config.json calls the family of models that it is of.
-    pub(crate) fn family(&self) -> &str {
+    pub fn family(&self) -> &str {
         &self.family
     }
 

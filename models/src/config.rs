@@ -3,25 +3,27 @@
 //! `keys.rs` has the table of all keys. Unknown ones are ignored; a known key with a value that would change the arithmetic is
 //! refused by name.
 
+mod attention;
 mod json;
 mod keys;
+mod layer;
 mod rope;
 mod rope_keys;
 #[cfg(test)]
 mod tests;
-mod window;
 
-use asterism_kernels::{DType, Heads};
+use asterism_kernels::{Activation, DType, Extra, Heads};
 use asterism_plan::ModelShape;
 use serde_json::Value;
 
 use crate::{
     ModelError,
-    family::{AttentionKind, Biases, FAMILIES, FeedForward, LayerSpec, LinearSpec},
+    family::{FAMILIES, FeedForward, LayerAttention, LayerSpec, LinearSpec, Rotation},
 };
 pub(crate) use json::parse;
 use keys::{Fields, ids, refused};
 pub use rope::{Rope, RopeScaling, Yarn};
+use rope_keys::Turning;
 
 /// Shape and constants of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,16 +37,30 @@ pub struct ModelConfig {
     /// Rows of the embedding table.
     pub vocab: usize,
     /// Longest sequence that is computed as the model was made to, tokens: what it was trained for or its rotary embedding stretches
-    /// to, and no more than its sliding window.
+    /// to, and no more than a window that its class bounds the sequence by.
     pub max_position: usize,
-    /// The sliding window of some layers, tokens.
-    pub window: Option<usize>,
+    /// That window, tokens.
+    pub bound: Option<usize>,
     /// Added to the mean square in every norm.
     pub eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
-    /// What a layer is: all are alike.
+    /// That of layers with a window, where they have one of their own.
+    pub local_rope: Option<Rope>,
+    /// Elements of a head that turn.
+    pub turned: usize,
+    /// What all layers are.
     pub layer: LayerSpec,
+    /// What tells the attention of each from that of others.
+    pub attention: Vec<LayerAttention>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// What scores of attention are multiplied by, beside `1 / sqrt(dim)`.
+    pub score_scale: f32,
+    /// Bound of the scores of attention: `s` becomes `cap tanh(s / cap)`.
+    pub score_cap: Option<f32>,
+    /// Bound of the logits, likewise.
+    pub logit_cap: Option<f32>,
     /// The output head is the embedding table, where the weights have no head of their own.
     pub tied: bool,
     /// Begins a text.
@@ -81,12 +97,40 @@ impl ModelConfig {
 
     /// Rotary frequencies `(dim / 2)` of a sequence of so many tokens, in f32 as the reference computes them.
     pub fn inv_freq(&self, tokens: u32) -> Vec<f32> {
-        self.rope.inv_freq(self.heads.dim, tokens)
+        self.frequencies(Rotation::Global, tokens)
+    }
+
+    /// Rotary frequencies `(dim / 2)` of layers that turn so; pairs that do not turn have none.
+    pub(crate) fn frequencies(&self, rotation: Rotation, tokens: u32) -> Vec<f32> {
+        let mut frequencies = match rotation {
+            Rotation::Global => self.rope.inv_freq(self.turned, tokens),
+            Rotation::Local => self.local_rope.as_ref().unwrap_or(&self.rope).inv_freq(self.turned, tokens),
+            Rotation::Still => Vec::new(),
+        };
+        frequencies.resize(self.heads.dim / 2, 0.0);
+        frequencies
+    }
+
+    /// Operations that not every device has and this decoder needs.
+    pub(crate) fn extras(&self) -> Vec<Extra> {
+        let LayerSpec { activation, feed_forward, norms_before, norms_behind, .. } = &self.layer;
+        let sums = !norms_before || *norms_behind || matches!(feed_forward, FeedForward::Experts(_));
+        let needed = [
+            (*activation != Activation::Silu).then_some(Extra::Activations),
+            (sums || self.embedding_scale != 1.0).then_some(Extra::Sums),
+            self.score_cap.map(|_| Extra::ScoreCap),
+        ];
+        needed.into_iter().flatten().collect()
+    }
+
+    /// The window of layer `layer`, if it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.attention.get(layer).and_then(|layer| layer.window)
     }
 
     /// The key of config.json that says how long a sequence may be.
     pub fn limiting_key(&self) -> &'static str {
-        match self.window {
+        match self.bound {
             Some(window) if window == self.max_position => "sliding_window",
             _ => "max_position_embeddings",
         }
@@ -103,9 +147,8 @@ impl ModelConfig {
             let weights = if eight_bits { outputs * inputs + 4 * outputs } else { element * outputs * inputs };
             weights + bias
         };
-        let norms = self.layer.norms_of_heads(heads).into_iter().flatten().chain(self.layer.norms(hidden));
-        let norms: usize = norms.map(|(_, width)| width).sum();
-        let layer = element * norms + self.layer.linears(hidden, heads).map(linear).iter().sum::<usize>();
+        let norms: usize = self.layer.norms(hidden, heads).map(|(_, width)| width).sum();
+        let layer = element * norms + self.layer.linears(hidden, heads).into_iter().map(linear).sum::<usize>();
         let head = match parts {
             DecoderParts::Context => 0,
             DecoderParts::Query | DecoderParts::All => element * (hidden + vocab * hidden),
@@ -121,10 +164,12 @@ impl ModelConfig {
             kv_heads: self.heads.kv,
             head_dim: self.heads.dim,
             hidden: self.hidden,
-            intermediate: self.layer.feed_forward.intermediate(),
+            intermediate: self.layer.feed_forward.active(),
             vocab: self.vocab,
             kv_bytes_per_element: kv.size(),
             rope: self.rope.lengths(),
+            windowed_layers: self.attention.iter().filter(|layer| layer.window.is_some()).count(),
+            window: self.attention.iter().filter_map(|layer| layer.window).max().unwrap_or(0),
         }
     }
 }
@@ -133,11 +178,12 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
     let hidden = fields.count("hidden_size", 1 << 18)?;
     let layers = fields.count("num_hidden_layers", 1 << 12)?;
     let heads = heads(fields, hidden)?;
-    let (rope, usable) = rope_keys::read(fields, heads.dim, fields.count("max_position_embeddings", 1 << 28)?)?;
-    let window = window::window(fields, layers)?;
-    let windowed = window.filter(|window| *window < usable).map(|window| {
+    let positions = fields.count("max_position_embeddings", 1 << 28)?;
+    let Turning { rope, local, turned, usable } = rope_keys::read(fields, heads.dim, positions)?;
+    let attention::Attention { layers: attention, bound } = attention::attention(fields, layers)?;
+    let bounded = bound.filter(|bound| *bound < usable).map(|bound| {
         format!(
-            "config.json: sliding_window = {window} is not computed: of {usable} tokens the model is used for {window}"
+            "config.json: sliding_window = {bound} is not computed: of {usable} tokens the model is used for {bound}"
         )
     });
     Ok(ModelConfig {
@@ -145,31 +191,31 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
         heads,
         hidden,
         vocab: fields.count("vocab_size", 1 << 24)?,
-        max_position: window.map_or(usable, |window| window.min(usable)),
-        window,
+        max_position: bound.map_or(usable, |bound| bound.min(usable)),
+        bound,
         eps: eps(fields)?,
         rope,
-        layer: layer(fields)?,
+        local_rope: local,
+        turned,
+        layer: layer::layer(fields)?,
+        attention,
+        embedding_scale: if fields.family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
+        score_scale: score_scale(fields, heads.dim)?,
+        score_cap: fields.positive_or_none("attn_logit_softcapping")?.map(|cap| cap as f32),
+        logit_cap: fields.positive_or_none("final_logit_softcapping")?.map(|cap| cap as f32),
         tied: fields.flag("tie_word_embeddings")?,
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos: eos.map_or_else(|| fields.ids("eos_token_id"), |eos| ids("eos_token_id", eos))?,
-        notes: rope_keys::note(fields).into_iter().chain(windowed).collect(),
+        notes: rope_keys::note(fields).into_iter().chain(bounded).collect(),
     })
 }
 
-fn layer(fields: &Fields) -> Result<LayerSpec, ModelError> {
-    let (family, attention_bias) = (fields.family, fields.flag("attention_bias")?);
-    Ok(LayerSpec {
-        attention: AttentionKind::Full,
-        head_norms: family.head_norms,
-        feed_forward: FeedForward::Gated { intermediate: fields.count("intermediate_size", 1 << 20)? },
-        biases: Biases {
-            qkv: attention_bias || family.qkv_biases,
-            output: attention_bias,
-            mlp: fields.flag("mlp_bias")?,
-        },
-        names: family.names,
-    })
+/// What scores are multiplied by, beside `1 / sqrt(dim)`.
+fn score_scale(fields: &Fields, dim: usize) -> Result<f32, ModelError> {
+    if !fields.is_read("query_pre_attn_scalar") {
+        return Ok(1.0);
+    }
+    Ok((dim as f64 / fields.positive("query_pre_attn_scalar")?).sqrt() as f32)
 }
 
 fn eps(fields: &Fields) -> Result<f32, ModelError> {

@@ -1,16 +1,21 @@
 //! A decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
 //! caller: the phase-1 encoder, the phase-2 generator.
 
+mod feed_forward;
 mod head;
+mod stored;
 mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, KernelError, Rotary};
 
-use crate::{Checkpoint, DecoderParts, ModelConfig, ModelError};
+use crate::{
+    Checkpoint, DecoderParts, ModelConfig, ModelError,
+    family::{HeadNorms, Rotation},
+};
 use head::HeadOf;
-use weights::{Body, Head, LayerWeights, Uploaded};
+use weights::{Body, FeedForwardWeights, Head, LayerWeights, Uploaded};
 pub use weights::{Loading, SharedWeights};
 
 /// Queries, keys and values of one layer.
@@ -30,8 +35,8 @@ const REHEARSED: [usize; 4] = [1, 64, 512, 2048];
 pub struct Decoder<B: Backend> {
     backend: Arc<B>,
     config: ModelConfig,
-    /// Rotary frequencies of short sequences, or of all.
-    inv_freq: Vec<f32>,
+    /// Rotary frequencies of short sequences, or of all, by [`Rotation`].
+    inv_freq: [Vec<f32>; 3],
     body: Arc<Body<B>>,
     head: HeadOf<B>,
 }
@@ -53,9 +58,12 @@ impl<B: Backend> Loading<'_, B> {
         checkpoint: &Checkpoint,
         parts: DecoderParts,
     ) -> Result<Decoder<B>, ModelError> {
+        checkpoint.config().extras().into_iter().try_for_each(|extra| backend.needs(extra))?;
         let Uploaded { body, head } = self.upload(&backend, checkpoint, parts)?;
         let (config, head) = (checkpoint.config().clone(), head.map_or(HeadOf::None, HeadOf::Loaded));
-        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
+        let inv_freq =
+            [Rotation::Global, Rotation::Local, Rotation::Still].map(|rotation| config.frequencies(rotation, 0));
+        let decoder = Decoder { inv_freq, body, head, config, backend };
         if decoder.backend.queues() {
             decoder.rehearse_where_there_is_room()?;
         }
@@ -142,7 +150,20 @@ impl<B: Backend> Decoder<B> {
     /// The residual stream `(t, e)` before the first layer.
     pub fn embed(&self, ids: &[u32]) -> Result<B::Tensor, ModelError> {
         self.check_ids(ids)?;
-        Ok(self.backend.embed(&self.body.table, ids)?)
+        let embedded = self.backend.embed(&self.body.table, ids)?;
+        match self.config.embedding_scale {
+            1.0 => Ok(embedded),
+            scale => Ok(self.backend.multiple(&embedded, self.backend.dtype().rounded(scale))?),
+        }
+    }
+
+    /// Keys and values `(kv, t, dim)` as attention reads them, by the model's rule of scores.
+    pub(crate) fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Result<B::Kv, ModelError> {
+        let kv = self.backend.kv(k, v)?;
+        match self.config.score_cap {
+            Some(cap) => Ok(self.backend.kv_capped(kv, cap)?),
+            None => Ok(kv),
+        }
     }
 
     /// Whether these are tokens of the vocabulary.
@@ -156,8 +177,11 @@ impl<B: Backend> Decoder<B> {
 
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
     pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let LayerWeights { attention_norm, qkv, .. } = &self.body.layers[layer];
-        self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
+        let LayerWeights { norms_before, qkv, .. } = &self.body.layers[layer];
+        self.in_turns(x, |x| match norms_before {
+            Some([norm, _]) => Ok(self.backend.norm_linear(x, (norm, self.config.eps), qkv)?),
+            None => Ok(self.backend.linear(x, qkv)?),
+        })
     }
 
     /// What [`Decoder::project`] gave of a layer, split into heads, queries and keys normed where the layer has norms of heads, and
@@ -170,16 +194,22 @@ impl<B: Backend> Decoder<B> {
         tokens: u32,
     ) -> Result<Projected<B>, ModelError> {
         let qkv = self.normed_heads(layer, qkv, positions)?;
-        let inv_freq = match self.config.rope.lengths().stands_for(u64::from(tokens)) {
-            0 => Cow::Borrowed(&self.inv_freq),
-            tokens => Cow::Owned(self.config.inv_freq(tokens)),
+        let (config, rotation) = (&self.config, self.config.attention[layer].rotation);
+        let rope = match (rotation, &config.local_rope) {
+            (Rotation::Local, Some(local)) => local,
+            _ => &config.rope,
         };
-        let rotary = Rotary { inv_freq: &inv_freq, factor: self.config.rope.attention_factor() };
+        let inv_freq = match rope.lengths().stands_for(u64::from(tokens)) {
+            0 => Cow::Borrowed(&self.inv_freq[rotation as usize]),
+            tokens => Cow::Owned(config.frequencies(rotation, tokens)),
+        };
+        // Scores are products of a query and a key: each has the square root of what they are multiplied by.
+        let rotary = Rotary { inv_freq: &inv_freq, factor: rope.attention_factor() * config.score_scale.sqrt() };
         let (q, k, v) = self.backend.split_rotate(&qkv, self.config.heads, positions, rotary)?;
         Ok(Projected { q, k, v })
     }
 
-    /// `qkv (t, (query + 2 kv) dim)` with each head of queries and of keys normed, where the layer has such norms.
+    /// `qkv (t, (query + 2 kv) dim)` with queries and keys normed, where the layer has such norms.
     fn normed_heads<'a>(
         &self,
         layer: usize,
@@ -188,6 +218,14 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Cow<'a, B::Tensor>, ModelError> {
         let Some([query, key]) = &self.body.layers[layer].head_norms else { return Ok(Cow::Borrowed(qkv)) };
         let (backend, heads) = (&self.backend, self.config.heads);
+        if self.config.layer.head_norms == HeadNorms::Joint {
+            let [q, k] = [heads.query * heads.dim, heads.kv * heads.dim];
+            let part = |start: usize, end: usize| backend.narrow(qkv, 1, start, end);
+            let (queries, keys) = (part(0, q)?, part(q, q + k)?);
+            let (queries, keys) =
+                (backend.rms_norm(&queries, query, self.config.eps)?, backend.rms_norm(&keys, key, self.config.eps)?);
+            return Ok(Cow::Owned(backend.concat(&[queries, keys, part(q + k, q + 2 * k)?], 1)?));
+        }
         // Turned by no angle, heads are split and nothing else.
         let still = vec![0.0; heads.dim / 2];
         let (q, k, v) = backend.split_rotate(qkv, heads, positions, Rotary::plain(&still))?;
@@ -245,14 +283,20 @@ impl<B: Backend> Decoder<B> {
         x: B::Tensor,
         attention: &B::Tensor,
     ) -> Result<B::Tensor, ModelError> {
-        let LayerWeights { mlp_norm, gate_up, down, .. } = &self.body.layers[layer];
         let x = self.output(layer, x, attention)?;
-        self.in_turns(&x, |x| Ok(self.backend.norm_mlp(x, (mlp_norm, self.config.eps), [gate_up, down])?))
+        self.in_turns(&x, |x| self.feed_forward(layer, x))
     }
 
     /// `x (t, e)` plus the output projection of `attention (t, query dim)` in compute type.
     pub(crate) fn output(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.linear_add(attention, &self.body.layers[layer].output, x)?)
+        let LayerWeights { output, norms_behind, .. } = &self.body.layers[layer];
+        match norms_behind {
+            Some([norm, _]) => {
+                let made = self.backend.linear(attention, output)?;
+                Ok(self.backend.sum(&x, &self.backend.rms_norm(&made, norm, self.config.eps)?)?)
+            }
+            None => Ok(self.backend.linear_add(attention, output, x)?),
+        }
     }
 
     /// Columns `outputs` of what the MLP's second product is given for `x (t, e)`, that is of `(t, intermediate)`.
@@ -262,8 +306,8 @@ impl<B: Backend> Decoder<B> {
         x: &B::Tensor,
         outputs: Range<usize>,
     ) -> Result<B::Tensor, ModelError> {
-        let LayerWeights { mlp_norm, gate_up, .. } = &self.body.layers[layer];
-        Ok(self.backend.norm_gated_part(x, (mlp_norm, self.config.eps), gate_up, outputs)?)
+        let (norm, [gate_up, _]) = self.shared_products(layer);
+        Ok(self.backend.norm_gated_part(x, (norm, self.config.eps), gate_up, outputs)?)
     }
 
     /// Columns `outputs` of `x (t, e)` plus the MLP's second product of `gated (t, intermediate)`.
@@ -274,7 +318,23 @@ impl<B: Backend> Decoder<B> {
         x: &B::Tensor,
         outputs: Range<usize>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.linear_add_part(gated, (&self.body.layers[layer].down, x), outputs)?)
+        let (_, [_, down]) = self.shared_products(layer);
+        Ok(self.backend.linear_add_part(gated, (down, x), outputs)?)
+    }
+
+    /// Whether devices may share what stands behind attention.
+    pub(crate) fn is_shareable(&self) -> bool {
+        self.config.layer.ends_plainly()
+    }
+
+    /// The norm and the products of a layer that devices share.
+    fn shared_products(&self, layer: usize) -> (&B::Tensor, &[B::Linear; 2]) {
+        match &self.body.layers[layer] {
+            LayerWeights {
+                norms_before: Some([_, norm]), feed_forward: FeedForwardWeights::Gated(products), ..
+            } => (norm, products),
+            _ => unreachable!("devices share plain layers alone"),
+        }
     }
 
     /// What `work` makes of the rows of `x (t, e)`, no more at a time than the device likes.
@@ -325,7 +385,11 @@ impl<B: Backend> Decoder<B> {
     fn head_of(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
         let Head { norm, linear } = self.head.get(&self.backend)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
-        Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
+        let mut logits = self.backend.download(&self.backend.linear(&x, linear)?)?;
+        if let Some(cap) = self.config.logit_cap {
+            logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
+        Ok(logits)
     }
 
     fn finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ModelError> {

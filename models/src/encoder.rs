@@ -12,10 +12,11 @@ mod peers;
 mod retaining;
 mod shared_prefix;
 pub(crate) mod team;
+mod windowed;
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Heads, KernelError, Mark, Selection};
+use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use identity::{ShardIdentity, shard_identities};
@@ -31,6 +32,8 @@ pub struct EncodedShard<B: Backend> {
     pub block: usize,
     /// Kept tokens.
     pub tokens: usize,
+    /// Position of the first of them; where layers have windows, the others follow.
+    pub position: u32,
     /// One entry a layer.
     pub layers: Vec<B::Kv>,
     /// The checksum of what its pass read, as it was handed to the kernels.
@@ -228,7 +231,7 @@ impl<B: Backend> Phase1<'_, B> {
         let mut stacks = self.stacks(&mut read)?;
         let keep = |shard: &Shard| {
             let (block, tokens) = (shard.block, shard.kept_tokens());
-            EncodedShard { block, tokens, layers: Vec::new(), digest: 0 }
+            EncodedShard { block, tokens, position: shard.keep_position(), layers: Vec::new(), digest: 0 }
         };
         encoded.extend(self.shards.iter().map(keep));
         let mut before: Option<Mark> = None;
@@ -314,7 +317,7 @@ impl<B: Backend> Phase1<'_, B> {
                     read.rope_length(shard.rope_length);
                 }
                 let qkv = decoder.rotate(layer, &raw, &input.positions, shard.rope_length)?;
-                let kv = backend.kv(&qkv.k, &qkv.v)?;
+                let kv = decoder.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
                 start = end;
             }
@@ -341,15 +344,21 @@ impl<B: Backend> Phase1<'_, B> {
 impl<B: Backend> Layer<'_, B> {
     /// Attention output `(query, t, dim)` in f32 of every pass, in pieces that lie one behind the other.
     fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
+        let window = self.phase.decoder.config().window(self.index);
+        if self.is_chain() {
+            return self.attend_chained(window, watch);
+        }
+        if let Some(window) = window {
+            return self.attend_within(window, peers, watch);
+        }
         let whole = match self.phase.exchange {
             Exchange::SharedPrefix { sink_rows } => {
                 return self.attend_behind_shared_prefix(*sink_rows, peers, watch);
             }
-            Exchange::None if self.is_chain() => self.attend_chained(watch),
             Exchange::None => return self.passes.iter().map(|pass| self.alone(pass, watch)).collect(),
             Exchange::PassCompressed(passing) => self.attend_with_passed(passing, peers, watch),
             Exchange::Broadcast => self.attend_with_all_earlier(peers, watch),
-            Exchange::AllToAll => self.attend_by_heads(peers, watch),
+            Exchange::AllToAll => self.attend_by_heads(Mask::Causal, peers, watch),
         };
         Ok(whole?.into_iter().map(|output| vec![output]).collect())
     }

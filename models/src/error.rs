@@ -176,6 +176,24 @@ pub enum ModelError {
         /// Its value.
         got: f32,
     },
+    /// A form that answers cannot be held to.
+    #[error("the {what} cannot be compiled at {path}: {cause}")]
+    Constraint {
+        /// What it is.
+        what: &'static str,
+        /// The part at fault, as a JSON pointer.
+        path: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A form that takes too long to compile.
+    #[error(
+        "the form of the answer was not compiled within {seconds} s; make it smaller, or ask again when fewer are compiled"
+    )]
+    ConstraintTime {
+        /// Time that there is.
+        seconds: u64,
+    },
     /// Logits asked of a decoder that was loaded without its head.
     #[error("this decoder was loaded for a context host, without the output head; load it with Parts::Query")]
     NoHead,
@@ -346,6 +364,7 @@ impl ModelError {
             Self::TokenId { .. } => "token_id",
             Self::OutsideVocabulary { .. } => "model_ids",
             Self::Sampling { .. } => "sampling",
+            Self::Constraint { .. } | Self::ConstraintTime { .. } => "constraint",
             Self::NoHead => "no_head",
             Self::Cancelled => "cancelled",
             Self::Unsupported { .. } => "unsupported",

@@ -15,8 +15,8 @@ mod sampling;
 mod tokenizer;
 
 pub use chat::{
-    ChatTemplate, ChatTurn, Ending, LongSeparator, NoDate, QuerySeparator, Render, RenderOptions, Rendered, Speaker,
-    TemplateDate, TemplateRefusal, TemplateSource,
+    CallPiece, CallReader, ChatTemplate, ChatTurn, Ending, LongSeparator, NoDate, QuerySeparator, Render,
+    RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal, TemplateSource, ToolCall, Tooling, tools_as_text,
 };
 pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
 pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape};
@@ -28,13 +28,16 @@ pub use encoder::{
     check_retaining_heads, encode_alone, encode_plan, inputs_of, max_pool, shard_identities,
 };
 pub use error::ModelError;
-pub use family::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
+pub use family::{
+    Biases, Experts, FeedForward, HeadNorms, LayerAttention, LayerSpec, Rotation, SupportedFamily, TensorNames,
+    supported_families,
+};
 pub use generator::{
     Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
     PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
 };
 pub use measure::{WatchedContext, synthetic_prompt};
-pub use sampling::{Logprobs, Sampler, Sampling};
+pub use sampling::{Constraint, Guide, Guides, Logprobs, Sampler, Sampling};
 pub use tokenizer::border::CutPrompt;
 pub use tokenizer::stream::TextStream;
 pub use tokenizer::{Around, Passage, Tokenizer, Written};

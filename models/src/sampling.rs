@@ -1,6 +1,11 @@
-//! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator.
+//! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator. What changes logits
+//! before that is `shaping`.
 
+mod guide;
 mod logprobs;
+mod shaping;
+
+use std::collections::BTreeMap;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -8,10 +13,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
+pub use guide::{Constraint, Guide, Guides};
 pub use logprobs::Logprobs;
+use shaping::Shaper;
 
 /// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.
@@ -22,28 +29,86 @@ pub struct Sampling {
     pub top_p: f32,
     /// The same seed over the same logits draws the same tokens.
     pub seed: u64,
+    /// Draws from so many of the likeliest tokens; 0 is all of them.
+    pub top_k: u32,
+    /// Draws from tokens that have at least this part of the likeliest one's probability; 0 is all of them.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_p: f32,
+    /// Divides positive logits of tokens that the question or the answer has, and multiplies negative ones; 1 changes nothing.
+    #[schemars(extend("exclusiveMinimum" = 0.0), range(max = STRONGEST_REPETITION))]
+    pub repetition_penalty: f32,
+    /// Taken off the logits of tokens that the answer has.
+    #[schemars(range(min = -STRONGEST_PENALTY, max = STRONGEST_PENALTY))]
+    pub presence_penalty: f32,
+    /// Taken off the logit of a token as often as the answer has it.
+    #[schemars(range(min = -STRONGEST_PENALTY, max = STRONGEST_PENALTY))]
+    pub frequency_penalty: f32,
+    /// Tokens that an answer has at least: before them no end-of-sequence token is chosen.
+    pub min_tokens: u32,
+    /// What is added to the logits of tokens, by id.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// The form that the answer has, if it is held to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: 0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            min_tokens: 0,
+            logit_bias: BTreeMap::new(),
+            constraint: None,
+        }
     }
 }
 
 /// Above it every draw is as good as blind.
 const HOTTEST: f32 = 100.0;
+/// Bounds of penalties, and of a bias either way.
+const STRONGEST_PENALTY: f32 = 2.0;
+const STRONGEST_REPETITION: f32 = 10.0;
+const STRONGEST_BIAS: f32 = 100.0;
+/// Most tokens that are biased.
+const MOST_BIASED: usize = 1024;
 
 impl Sampling {
     /// Refuses parameters out of range.
     pub fn validate(&self) -> Result<(), ModelError> {
         let refused = |field, allowed, got| Err(ModelError::Sampling { field, allowed, got });
+        let penalty = |got: f32| (-STRONGEST_PENALTY..=STRONGEST_PENALTY).contains(&got);
         if !(0.0..=HOTTEST).contains(&self.temperature) {
             return refused("temperature", "from 0 (greedy) to 100", self.temperature);
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refused("top_p", "above 0 and at most 1", self.top_p);
         }
-        Ok(())
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return refused("min_p", "from 0 (all tokens) to 1", self.min_p);
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty <= STRONGEST_REPETITION) {
+            return refused("repetition_penalty", "above 0 and at most 10", self.repetition_penalty);
+        }
+        if !penalty(self.presence_penalty) {
+            return refused("presence_penalty", "from -2 to 2", self.presence_penalty);
+        }
+        if !penalty(self.frequency_penalty) {
+            return refused("frequency_penalty", "from -2 to 2", self.frequency_penalty);
+        }
+        if self.logit_bias.len() > MOST_BIASED {
+            return refused("logit_bias", "of at most 1024 tokens", self.logit_bias.len() as f32);
+        }
+        match self.logit_bias.values().find(|bias| !(-STRONGEST_BIAS..=STRONGEST_BIAS).contains(*bias)) {
+            Some(bias) => refused("logit_bias", "from -100 to 100", *bias),
+            None => Ok(()),
+        }
     }
 }
 
@@ -51,16 +116,36 @@ impl Sampling {
 pub struct Sampler {
     sampling: Sampling,
     random: StdRng,
+    /// What changes logits first, where something does.
+    shaper: Option<Shaper>,
 }
 
 impl Sampler {
     /// Starts from the seed.
     pub fn new(sampling: Sampling) -> Self {
-        Self { sampling, random: StdRng::seed_from_u64(sampling.seed) }
+        Self::asked(sampling, &[], &[])
+    }
+
+    /// Starts from the seed, behind the question of these tokens, for a model that ends answers with `eos`.
+    pub fn asked(sampling: Sampling, question: &[u32], eos: &[u32]) -> Self {
+        let shaper = Shaper::of(&sampling, question, eos);
+        Self { random: StdRng::seed_from_u64(sampling.seed), sampling, shaper }
+    }
+
+    /// The next token of `logits (vocab)`, of those that `guide` leaves.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] when it leaves none.
+    pub fn guided(&mut self, logits: &[f32], guide: &mut Guide, closes: bool) -> Result<u32, ModelError> {
+        let mut left = logits.to_vec();
+        guide.mask(&mut left, closes)?;
+        Ok(self.next(&left))
     }
 
     /// The next token of `logits (vocab)`. Greedy takes the lowest id on an exact tie. NaN is never chosen.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
+        let shaped = self.shaper.as_ref().map(|shaper| shaper.shaped(logits));
+        let logits = shaped.as_deref().unwrap_or(logits);
         if self.sampling.temperature == 0.0 {
             return greedy(logits);
         }
@@ -77,14 +162,27 @@ impl Sampler {
         weights.last().map_or_else(|| greedy(logits), |(id, _)| *id)
     }
 
-    /// Ids with their unnormalised probabilities, most likely first, cut at `top_p`.
+    /// The answer goes on with this token, whichever was drawn.
+    pub fn accept(&mut self, id: u32) {
+        self.shaper.iter_mut().for_each(|shaper| shaper.accept(id));
+    }
+
+    /// Ids with their unnormalised probabilities, most likely first, cut at `min_p`, `top_k` and `top_p`.
     fn nucleus(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let scale = f64::from(self.sampling.temperature);
         let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
-        let mut weights: Vec<(u32, f64)> =
-            (0u32..).zip(logits).map(|(id, logit)| (id, weight(*logit))).filter(|(_, w)| *w > 0.0).collect();
+        // The likeliest has weight 1.
+        let least = f64::from(self.sampling.min_p);
+        let mut weights: Vec<(u32, f64)> = (0u32..)
+            .zip(logits)
+            .map(|(id, logit)| (id, weight(*logit)))
+            .filter(|(_, weight)| *weight > 0.0 && *weight >= least)
+            .collect();
         weights.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if self.sampling.top_k > 0 {
+            weights.truncate(self.sampling.top_k as usize);
+        }
         let wanted = f64::from(self.sampling.top_p) * weights.iter().map(|(_, weight)| weight).sum::<f64>();
         let mut covered = 0.0;
         let kept = weights.iter().take_while(|(_, weight)| {
@@ -114,6 +212,8 @@ fn greedy(logits: &[f32]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn draws(sampling: Sampling, logits: &[f32], count: usize) -> Vec<u32> {
@@ -150,7 +250,8 @@ mod tests {
     fn the_nucleus_is_the_smallest_set_that_covers_top_p() {
         let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
         let drawn = |top_p| {
-            let mut ids = draws(Sampling { temperature: 1.0, top_p, seed: 1 }, &logits, 500);
+            let sampling = Sampling { temperature: 1.0, top_p, seed: 1, ..Sampling::default() };
+            let mut ids = draws(sampling, &logits, 500);
             ids.sort_unstable();
             ids.dedup();
             ids
@@ -161,11 +262,36 @@ mod tests {
     }
 
     #[test]
+    fn top_k_and_min_p_leave_the_likeliest() {
+        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+        let drawn = |top_k, min_p| {
+            let sampling = Sampling { temperature: 1.0, seed: 1, top_k, min_p, ..Sampling::default() };
+            let mut ids = draws(sampling, &logits, 500);
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        assert_eq!((drawn(1, 0.0), drawn(2, 0.0), drawn(9, 0.0)), (vec![0], vec![0, 1], vec![0, 1, 2]));
+        assert_eq!((drawn(0, 1.0), drawn(0, 0.5), drawn(0, 0.3)), (vec![0], vec![0, 1], vec![0, 1, 2]));
+    }
+
+    #[test]
     fn parameters_out_of_range_are_refused() {
         for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (1.0, 0.0), (1.0, 1.5)] {
-            Sampling { temperature, top_p, seed: 0 }.validate().unwrap_err();
+            Sampling { temperature, top_p, ..Sampling::default() }.validate().unwrap_err();
         }
         Sampling::default().validate().unwrap();
+        for (field, value) in [
+            ("min_p", json!(-0.1)),
+            ("repetition_penalty", json!(0.0)),
+            ("presence_penalty", json!(2.5)),
+            ("frequency_penalty", json!(-2.5)),
+            ("logit_bias", json!({"3": 101.0})),
+        ] {
+            let sampling: Sampling = serde_json::from_value(json!({ field: value })).unwrap();
+            let refused = sampling.validate().unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("sampling: {field} must be")), "{refused}");
+        }
         serde_json::from_str::<Sampling>(r#"{"temprature": 1.0}"#).unwrap_err();
     }
 }

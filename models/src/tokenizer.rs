@@ -229,6 +229,23 @@ impl Tokenizer {
         Some(two.strip_prefix(&one).unwrap_or(&one).as_bytes().to_vec())
     }
 
+    /// The same for the parser of a form: a special token's stand behind a byte that no text has, and those of a byte that is
+    /// written out, as `<0x0A>`, are that byte.
+    pub(crate) fn guided_bytes(&self, id: u32) -> Vec<u8> {
+        let inner = self.steps.inner();
+        let added = inner.get_added_tokens_decoder();
+        let Some(written) = self.token(id) else { return Vec::new() };
+        if added.get(&id).is_some_and(|token| token.special) {
+            return [&[0xff], written.as_bytes()].concat();
+        }
+        let byte =
+            written.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).filter(|digits| digits.len() == 2);
+        match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => vec![byte],
+            None => self.bytes(id).unwrap_or_default(),
+        }
+    }
+
     /// Text of one token as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.steps.inner().id_to_token(id)

@@ -6,6 +6,8 @@ mod batch;
 mod carried;
 #[path = "phases/chain.rs"]
 mod chain;
+#[path = "phases/group.rs"]
+mod group;
 #[path = "phases/new_method.rs"]
 mod new_method;
 #[path = "phases/refresh.rs"]
@@ -120,6 +122,7 @@ fn cut(decoder: &Decoder<Cpu>, shard: &EncodedShard<Cpu>, mut cuts: Vec<usize>) 
         .map(|(block, ends)| EncodedShard {
             block,
             tokens: ends[1] - ends[0],
+            position: shard.position + ends[0] as u32,
             layers: rows(ends[0], ends[1]),
             digest: 0,
         })
@@ -252,14 +255,14 @@ fn packed(
     queries: LayerQueries<'_, Cpu>,
     asks: &[PartAsk],
 ) -> Vec<PartAnswer<'static, Cpu>> {
-    let LayerQueries { layer, heads, q } = queries;
-    let Answers::Here(answers) = context.ask(LayerQueries { layer, heads, q }, asks).unwrap() else {
+    let LayerQueries { layer, window, heads, q } = queries;
+    let Answers::Here(answers) = context.ask(LayerQueries { layer, window, heads, q }, asks).unwrap() else {
         panic!("a local context has its keys here")
     };
     let rows = |ask: &PartAsk, partial: ShardPartial<'_, Cpu>| {
-        let PartialRows::Keys { kv, holes } = partial.rows else { panic!("a local context gives its keys") };
+        let PartialRows::Keys { kv, mask, holes } = partial.rows else { panic!("a local context gives its keys") };
         let (mut packed, rows) = (Vec::new(), ask.rows.clone());
-        backend.attend_many(heads, q, &[Ask { kv, rows, mask: ask.mask, holes }], &mut packed).unwrap();
+        backend.attend_many(heads, q, &[Ask { kv, rows, mask, holes }], &mut packed).unwrap();
         let range = 0..packed.len();
         ShardPartial { shards: partial.shards, rows: PartialRows::Host(PackedRows::new(Arc::new(packed), range)) }
     };

@@ -38,9 +38,9 @@ enum Expected {
 }
 
 fn turns(messages: &[Message]) -> Vec<ChatTurn> {
-    let turn = |message: &Message| ChatTurn {
-        speaker: serde_json::from_value(message.role.clone().into()).expect("a role"),
-        text: message.content.clone(),
+    let turn = |message: &Message| {
+        let speaker = serde_json::from_value(message.role.clone().into()).expect("a role");
+        ChatTurn::new(speaker, message.content.as_str())
     };
     messages.iter().map(turn).collect()
 }

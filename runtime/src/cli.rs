@@ -17,10 +17,10 @@ use crate::{
 };
 use commands::{
     bench, certificates, chaos,
-    cluster::{self, events, host, process, top},
+    cluster::{self, backup, events, host, process, top},
     completions, config, demo, doctor, evaluate,
     jobs::{job, plan, session},
-    self_test,
+    model, self_test,
 };
 
 /// Inference over very long contexts on a cluster of hosts.
@@ -61,9 +61,16 @@ pub enum Verb {
     /// Hosts: look at them, keep work from them, move it, replace one
     #[command(subcommand)]
     Host(host::HostVerb),
+    /// Models of a hub on this machine
+    #[command(subcommand)]
+    Model(model::ModelVerb),
     /// The cluster's certificates
     #[command(subcommand)]
     Cert(certificates::CertVerb),
+    /// Write what the supervisor's data_dir has to one file, while the cluster runs or is down
+    Backup(backup::BackupArgs),
+    /// Put back what `backup` wrote, where there is no data_dir yet
+    Restore(backup::RestoreArgs),
     /// What the cluster file can say
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -122,7 +129,10 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Job(verb) => job::run(globals, verb),
         Verb::Session(verb) => session::run(globals, verb),
         Verb::Host(verb) => host::run(globals, verb),
+        Verb::Model(verb) => model::run(globals, verb),
         Verb::Cert(verb) => certificates::run(globals, verb),
+        Verb::Backup(args) => backup::backup(globals, &args),
+        Verb::Restore(args) => backup::restore(globals, &args),
         Verb::Config(verb) => config::run(verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
         Verb::Plan(args) => plan::run(globals, &args),

@@ -8,6 +8,7 @@ mod tls;
 
 use std::{
     io::{BufRead, BufReader},
+    net::{IpAddr, UdpSocket},
     path::PathBuf,
     sync::{
         Arc,
@@ -283,8 +284,20 @@ impl Client {
                 CliError::unreachable(format!("cluster '{name}' is not running"))
                     .hint("start it with `asterism up --detach`, or name another with --server URL or -f FILE")
             }
-            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base))
-                .hint("start it with `asterism up --detach`, or name it with --server URL or -f FILE"),
+            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base)).hint(match self.is_elsewhere() {
+                true => "see on that machine whether its supervisor runs, or name another with --server URL or -f FILE",
+                false => "start it with `asterism up --detach`, or name it with --server URL or -f FILE",
+            }),
+        }
+    }
+
+    /// Whether its address is another machine's, where nobody could start it from here.
+    fn is_elsewhere(&self) -> bool {
+        let host = self.base.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
+        let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
+        match host.parse::<IpAddr>() {
+            Ok(address) => UdpSocket::bind((address, 0)).is_err(),
+            Err(_) => host != "localhost",
         }
     }
 

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::supervisor::{Liveness, MixedNumerics, SessionLimits};
+use asterism_actors::supervisor::{Liveness, MixedNumerics, ReadyWhen, SessionLimits};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
@@ -36,9 +36,15 @@ use size::Bytes;
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;
+/// Jobs whose rows a step can be chosen from without that taking longer than the step.
+const MOST_GENERATING: usize = 4096;
+const MOST_INTERVAL_MS: u64 = 10_000;
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
+
+/// Longest that a host may take to end: an hour.
+const LONGEST_STOP_S: u64 = 3600;
 
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,8 +77,18 @@ pub struct Cluster {
     pub max_restarts: u32,
     /// Whether it takes no work before a self-test has passed.
     pub self_test: bool,
+    /// How long a host that is asked to end may take to give its work to others.
+    pub stop_grace: Duration,
+    /// When the cluster counts as ready to answer.
+    pub ready_when: ReadyWhen,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
     /// What pinned contexts may take.
     pub sessions: SessionLimits,
+    /// What generates at once.
+    pub serving: ServingLimits,
     /// What may wait.
     pub queue: QueueLimits,
     /// What is logged, and how.
@@ -83,6 +99,15 @@ pub struct Cluster {
     pub otlp_endpoint: Option<String>,
     /// Hosts in the order of the file.
     pub hosts: Vec<Host>,
+}
+
+/// What generates at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServingLimits {
+    /// Jobs of one query host.
+    pub max_generating: usize,
+    /// How long a step may take; none: as suits the device.
+    pub token_interval: Option<Duration>,
 }
 
 /// What may wait.
@@ -132,7 +157,12 @@ impl Cluster {
             mixed_numerics: file.cluster.mixed_numerics,
             max_restarts: file.supervisor.max_restarts,
             self_test: file.supervisor.self_test,
+            stop_grace: stop_grace(file)?,
+            rebalance: file.supervisor.rebalance,
+            avoid_stragglers: file.supervisor.avoid_stragglers,
+            ready_when: ready_when(file)?,
             sessions: sessions(file)?,
+            serving: serving(file)?,
             queue: queue(file)?,
             log: observability::log(file),
             data: Data::resolve(&file.transport)?,
@@ -164,8 +194,8 @@ impl Cluster {
 
     /// The hosts that hold weights together with `host`, itself among them.
     pub fn with_weights_of<'a>(&'a self, host: &'a Host) -> impl Iterator<Item = &'a Host> {
-        let own = (&host.process, host.device, host.kernels);
-        self.hosts.iter().filter(move |other| (&other.process, other.device, other.kernels) == own)
+        let own = (&host.process, &host.devices, host.kernels);
+        self.hosts.iter().filter(move |other| (&other.process, &other.devices, other.kernels) == own)
     }
 
     /// Threads `host` computes with on a machine of `cores` where all its hosts compute: context hosts share them, the query
@@ -228,6 +258,32 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
     })
 }
 
+fn stop_grace(file: &ClusterFile) -> Result<Duration, ClusterError> {
+    let got = file.supervisor.stop_grace_s;
+    match got <= LONGEST_STOP_S {
+        true => Ok(Duration::from_secs(got)),
+        false => Err(ClusterError::Value {
+            key: "supervisor.stop_grace_s",
+            got: got.to_string(),
+            expected: format!("0 to {LONGEST_STOP_S} seconds"),
+        }),
+    }
+}
+
+fn ready_when(file: &ClusterFile) -> Result<ReadyWhen, ClusterError> {
+    let contexts = file.hosts.iter().filter(|host| host.role == Role::Context).count();
+    match file.supervisor.ready_when {
+        file::ReadyWhen::Answers => Ok(ReadyWhen::Answers),
+        file::ReadyWhen::All => Ok(ReadyWhen::All),
+        file::ReadyWhen::Contexts(least) if least >= 1 => Ok(ReadyWhen::Contexts(least)),
+        file::ReadyWhen::Contexts(least) => Err(ClusterError::Value {
+            key: "supervisor.ready_when",
+            got: least.to_string(),
+            expected: format!("\"answers\", \"all\", or a number of context hosts, of which the file has {contexts}"),
+        }),
+    }
+}
+
 fn recovery(file: &ClusterFile) -> Result<Recovery, ClusterError> {
     let spares = file.hosts.iter().filter(|host| host.role == Role::Spare).count();
     match file.supervisor.recovery {
@@ -250,6 +306,19 @@ fn sessions(file: &ClusterFile) -> Result<SessionLimits, ClusterError> {
         default_ttl: Duration::from_secs(section.default_ttl_s),
         max_pinned_bytes: section.max_pinned_bytes.map(|Bytes(bytes)| bytes),
     })
+}
+
+fn serving(file: &ClusterFile) -> Result<ServingLimits, ClusterError> {
+    let refused =
+        |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
+    let (jobs, interval) = (file.serving.max_generating, file.serving.token_interval_ms);
+    if !(1..=MOST_GENERATING).contains(&jobs) {
+        return Err(refused("serving.max_generating", jobs as u64, "1 to 4096 jobs"));
+    }
+    if let Some(got) = interval.filter(|got| !(1..=MOST_INTERVAL_MS).contains(got)) {
+        return Err(refused("serving.token_interval_ms", got, "1 to 10000 milliseconds"));
+    }
+    Ok(ServingLimits { max_generating: jobs, token_interval: interval.map(Duration::from_millis) })
 }
 
 fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {
@@ -290,7 +359,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 34] = [
+        let edits: [(&str, &str); 36] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -303,6 +372,8 @@ mod tests {
             ("name = \"context-1\"", "name = \"context-1\"\nlabels = { rack = \"a b\" }"),
             ("[api]", "[supervisor]\nrecovery = \"spare\"\n[api]"),
             ("[api]", "[sessions]\ndefault_ttl_s = 0\n[api]"),
+            ("[api]", "[serving]\nmax_generating = 0\n[api]"),
+            ("[api]", "[serving]\ntoken_interval_ms = 0\n[api]"),
             ("[[node]]", "[[node]]\nname = \"other\"\naddress = \"10.0.0.1\"\n[[node]]"),
             ("mode = \"mtls\"", "ca = \"ca.pem\""),
             ("[attention.auto]", "[attention.star]\nblock_tokens = 4"),

@@ -26,6 +26,8 @@ pub enum Exit {
     BelowThreshold = 8,
     /// Interrupted by the user.
     Interrupted = 130,
+    /// A process that serves was asked to end by SIGTERM, and whoever keeps it running starts it again.
+    Terminated = 143,
 }
 
 impl From<Exit> for std::process::ExitCode {

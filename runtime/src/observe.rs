@@ -2,5 +2,6 @@
 
 pub mod logging;
 pub mod metrics;
+pub mod service_manager;
 pub mod telemetry;
 pub mod version;

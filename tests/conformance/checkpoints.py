@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes checkpoints.json: tiny checkpoints, and what transformers computes with them.
+"""Writes checkpoints.json and families.json: tiny checkpoints, and what transformers computes with them.
 
-    python tests/conformance/checkpoints.py        (transformers 5, torch, safetensors, numpy)
+    python tests/conformance/checkpoints.py [FILE...]        (transformers 5, torch, safetensors, numpy)
 
 A case is the text of a config.json, perhaps of a generation_config.json, how the weights are stored, and runs: prompts with the tokens
 that greedy search finds in f32 and their logprobs. Or it is a key that is to be refused by name. The weights are not stored: both this
@@ -76,6 +76,9 @@ def shapes(c):
     out = c["model_type"] in ("llama", "qwen3") and c.get("attention_bias")
     qkv = c["model_type"] == "qwen2" or out
     mlp = c["model_type"] == "llama" and c.get("mlp_bias")
+    if c["model_type"] in OTHERS:
+        yield from others(c, hidden, heads, kv)
+        return
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (c["vocab_size"], hidden)
@@ -97,6 +100,56 @@ def shapes(c):
                 yield f"{at}{name}.bias", (n,)
 
 
+OTHERS = ("phi3", "gemma2", "gemma3_text", "smollm3", "olmo2", "mixtral", "qwen3_moe")
+
+
+def others(c, hidden, heads, kv):
+    """The same of families with other layers."""
+    family, inner = c["model_type"], c["intermediate_size"]
+    dim = c.get("head_dim") or hidden // heads
+    biased = c.get("attention_bias") and family in ("olmo2", "smollm3")
+    norms = {"olmo2": ["post_attention_layernorm", "post_feedforward_layernorm"]}.get(
+        family, ["input_layernorm", "post_attention_layernorm"])
+    if family.startswith("gemma"):
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (c["vocab_size"], hidden)
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        for name in norms:
+            yield f"{at}{name}.weight", (hidden,)
+        widths = {"olmo2": (heads * dim, kv * dim), "gemma3_text": (dim, dim), "qwen3_moe": (dim, dim)}.get(family)
+        if widths:
+            yield at + "self_attn.q_norm.weight", (widths[0],)
+            yield at + "self_attn.k_norm.weight", (widths[1],)
+        linear = [("self_attn.o_proj", hidden, heads * dim)]
+        if family == "phi3":
+            linear.append(("self_attn.qkv_proj", (heads + 2 * kv) * dim, hidden))
+        else:
+            linear += [(f"self_attn.{x}_proj", n * dim, hidden) for x, n in (("q", heads), ("k", kv), ("v", kv))]
+        for name, n, k in linear:
+            yield f"{at}{name}.weight", (n, k)
+            if biased:
+                yield f"{at}{name}.bias", (n,)
+        if family == "phi3":
+            linear = [("mlp.gate_up_proj", 2 * inner, hidden), ("mlp.down_proj", hidden, inner)]
+        elif family == "mixtral":
+            linear = [("block_sparse_moe.gate", c["num_local_experts"], hidden)]
+            for e in range(c["num_local_experts"]):
+                one = f"block_sparse_moe.experts.{e}."
+                linear += [(one + "w1", inner, hidden), (one + "w3", inner, hidden), (one + "w2", hidden, inner)]
+        elif family == "qwen3_moe":
+            linear, own = [("mlp.gate", c["num_experts"], hidden)], c["moe_intermediate_size"]
+            for e in range(c["num_experts"]):
+                one = f"mlp.experts.{e}."
+                linear += [(one + "gate_proj", own, hidden), (one + "up_proj", own, hidden), (one + "down_proj", hidden, own)]
+        else:
+            linear = [("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner)]
+        for name, n, k in linear:
+            yield f"{at}{name}.weight", (n, k)
+
+
 def stored(c, prefix, absent):
     """The tensors of the file: names in front of which `model.` is replaced, without some."""
     for name, shape in shapes(c):
@@ -111,15 +164,16 @@ def stored(c, prefix, absent):
 CASES = []
 
 
-def case(name, lengths=(12, 50), prefix="model.", absent=(), generation=None, eos=None, window=None, text=None, **changes):
+def case(name, lengths=(12, 50), prefix="model.", absent=(), generation=None, eos=None, window=None, text=None,
+         file="checkpoints.json", **changes):
     config = {k: v for k, v in (BASE | changes).items() if v is not GONE}
     CASES.append(dict(name=name, lengths=lengths, prefix=prefix, absent=list(absent), generation=generation, eos=eos,
-                      window=window, text=text, config=config))
+                      window=window, text=text, config=config, file=file))
 
 
-def refused(key, name, absent=(), **changes):
+def refused(key, name, absent=(), file="checkpoints.json", **changes):
     config = {k: v for k, v in (BASE | changes).items() if v is not GONE}
-    CASES.append(dict(name=name, refused=key, absent=list(absent), config=config))
+    CASES.append(dict(name=name, refused=key, absent=list(absent), config=config, file=file))
 
 
 def rope(style, **keys):
@@ -235,27 +289,91 @@ def shapes_and_ties():
 
 
 def windows():
-    m = dict(model_type="mistral", window=24)
+    m = dict(model_type="mistral")
     case("mistral, window", lengths=(12, 18, 19, 40), sliding_window=24, **m)
     case("mistral, window longer than the model", model_type="mistral", sliding_window=4096)
     case("mistral, window absent", model_type="mistral", max_position_embeddings=GONE)
     q = dict(model_type="qwen2", sliding_window=24)
     case("qwen2, window not used", **q)
     case("qwen2, window of later layers", use_sliding_window=True, **q)
-    case("qwen2, window of the second layer", lengths=(12, 18, 19), window=24, use_sliding_window=True, max_window_layers=1, **q)
-    case("qwen2, window of all layers", lengths=(18, 19), window=24, use_sliding_window=True, max_window_layers=0, **q)
-    case("qwen2, window by layer_types", lengths=(18, 19), window=24, use_sliding_window=True,
+    case("qwen2, window of the second layer", lengths=(12, 18, 19, 50), use_sliding_window=True, max_window_layers=1, **q)
+    case("qwen2, window of all layers", lengths=(18, 19, 50), use_sliding_window=True, max_window_layers=0, **q)
+    case("qwen2, window by layer_types", lengths=(18, 19, 50), use_sliding_window=True,
          layer_types=["full_attention", "sliding_attention"], **q)
     case("qwen2, full by layer_types", use_sliding_window=True, max_window_layers=0, layer_types=["full_attention"] * 2, **q)
     case("qwen3, window not used", model_type="qwen3", head_dim=8, sliding_window=24)
-    case("qwen3, window of the second layer", model_type="qwen3", head_dim=8, sliding_window=24, window=24, lengths=(18, 19),
+    case("qwen3, window of the second layer", model_type="qwen3", head_dim=8, sliding_window=24, lengths=(18, 19, 50),
          use_sliding_window=True, max_window_layers=1)
     case("llama, window", lengths=(18, 19), window=24, sliding_window=24)
     case("layer_types of old names", model_type="qwen2", layer_types=["attention", "attention"])
 
 
+def families():
+    """Those that are not shaped as Llama is, in a file of their own, with the names and shapes of their tensors."""
+    tied = dict(tie_word_embeddings=True, absent=["lm_head.weight"])
+    long = dict(max_position_embeddings=1024, lengths=(1, 17, 500), file="families.json")
+    case("mistral, window, long", model_type="mistral", sliding_window=24, **long)
+    p = dict(long, model_type="phi3", pad_token_id=None)
+    case("phi3", **p)
+    case("phi3, window", **dict(p, lengths=(12, 19, 40, 500)), sliding_window=24)
+    scaling = dict(short_factor=[1.0, 1.1, 1.3, 1.7], long_factor=[1.5, 2.0, 3.0, 4.5])
+    threshold = dict(p, lengths=(1, 17, 26, 33, 500))
+    case("phi3, longrope", **threshold, original_max_position_embeddings=32, rope_scaling=dict(scaling, type="longrope"))
+    case("phi3, su", **threshold, original_max_position_embeddings=32, 
+         rope_scaling=dict(scaling, type="su", original_max_position_embeddings=32))
+    part = dict(partial_rotary_factor=0.75)
+    case("phi3, a part of the head", **p, **part)
+    case("phi4-mini", **threshold, **part, original_max_position_embeddings=32, sliding_window=262144, num_key_value_heads=1,
+         rope_scaling={k: v[:3] for k, v in scaling.items()} | {"type": "longrope"}, tie_word_embeddings=True,
+         absent=["lm_head.weight"])
+    g = dict(long, **tied, model_type="gemma2", head_dim=16, num_hidden_layers=4, sliding_window=16, query_pre_attn_scalar=24,
+             attn_logit_softcapping=2.0, final_logit_softcapping=5.0, lengths=(1, 17, 40, 500))
+    case("gemma2", **g)
+    case("gemma2, without caps", **dict(g, attn_logit_softcapping=None, final_logit_softcapping=None, lengths=(17, 40)))
+    case("gemma2, wide heads", **dict(g, head_dim=256, num_attention_heads=2, num_key_value_heads=1, lengths=(17, 40)))
+    case("gemma2, by layer_types", **dict(g, lengths=(40,)), layer_types=["full_attention"] * 3 + ["sliding_attention"])
+    g = dict(long, **tied, model_type="gemma3_text", head_dim=16, num_hidden_layers=7, sliding_window=16,
+             query_pre_attn_scalar=24, rope_theta=1000000.0, lengths=(1, 17, 40, 500))
+    case("gemma3", **g)
+    case("gemma3, linear", **g, rope_local_base_freq=500.0, rope_scaling=dict(rope_type="linear", factor=8.0))
+    case("gemma3, pattern of two", **dict(g, num_hidden_layers=4, lengths=(40,)), sliding_window_pattern=2)
+    case("gemma3, rope_parameters", **dict(g, lengths=(40,), rope_theta=GONE), rope_parameters={
+        "full_attention": dict(rope_type="linear", factor=2.0, rope_theta=5000.0),
+        "sliding_attention": dict(rope_type="default", rope_theta=300.0)})
+    case("gemma3, capped", **dict(g, lengths=(40,)), attn_logit_softcapping=3.0, final_logit_softcapping=4.0)
+    s = dict(long, **tied, model_type="smollm3", num_hidden_layers=4, pad_token_id=None)
+    case("smollm3", **s)
+    case("smollm3, layers named", **dict(s, lengths=(17,)), no_rope_layers=[0, 1, 1, 0])
+    case("smollm3, window", **dict(s, lengths=(17, 40)), use_sliding_window=True, sliding_window=16, no_rope_layer_interval=2)
+    o = dict(long, model_type="olmo2", pad_token_id=None)
+    case("olmo2", **o)
+    case("olmo2, attention_bias", **dict(o, lengths=(17,)), attention_bias=True)
+    case("olmo2, as many KV heads", **dict(o, lengths=(17,)), num_key_value_heads=4)
+    x = dict(long, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    case("mixtral", **x)
+    case("mixtral, window", **dict(x, lengths=(17, 60)), sliding_window=24)
+    case("mixtral, all experts", **dict(x, lengths=(17,), num_experts_per_tok=4))
+    x = dict(long, model_type="qwen3_moe", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
+    case("qwen3_moe", **x, norm_topk_prob=True)
+    case("qwen3_moe, shares as they are", **dict(x, lengths=(17,)))
+    case("qwen3_moe, window", **dict(x, lengths=(17, 60)), use_sliding_window=True, sliding_window=24)
+
+    f = dict(file="families.json")
+    refused("hidden_activation", "gemma with gelu", model_type="gemma2", hidden_activation="gelu", **f)
+    refused("use_bidirectional_attention", "gemma both ways", model_type="gemma3_text", use_bidirectional_attention=True, **f)
+    refused("rope_parameters", "gemma3 with one rope", model_type="gemma3_text", rope_theta=GONE,
+            rope_parameters=dict(rope_type="default", rope_theta=500.0), **f)
+    refused("decoder_sparse_step", "experts in every second layer", model_type="qwen3_moe", decoder_sparse_step=2, **f)
+    refused("mlp_only_layers", "a layer without experts", model_type="qwen3_moe", mlp_only_layers=[0], **f)
+    refused("num_experts_per_tok", "more experts than there are", model_type="mixtral", num_experts_per_tok=9, **f)
+    refused("no_rope_layers", "too few layers", model_type="smollm3", no_rope_layers=[1], **f)
+    refused("rope_scaling.rope_type", "phi3 with linear", model_type="phi3", rope_scaling=dict(type="linear", factor=2.0), **f)
+    refused("clip_qkv", "olmo2 clipped", model_type="olmo2", clip_qkv=8.0, **f)
+    refused("partial_rotary_factor", "an odd part", model_type="phi3", partial_rotary_factor=0.4, **f)
+
+
 def refusals():
-    refused("model_type", "another family", model_type="gemma")
+    refused("model_type", "another family", model_type="mamba")
     refused("hidden_act", "gelu", hidden_act="gelu")
     refused("quantization_config", "awq", quantization_config={"quant_method": "awq", "bits": 4})
     refused("per_layer_config", "layers that differ", per_layer_config={"0": {"intermediate_size": 24}})
@@ -286,7 +404,7 @@ def refusals():
 
 
 def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def run(folder, ids):
@@ -336,9 +454,14 @@ def with_eos(case, folder):
 
 
 def main():
-    ropes(), shapes_and_ties(), windows(), refusals()
+    ropes(), shapes_and_ties(), windows(), refusals(), families()
+    for file in sys.argv[1:] or ["checkpoints.json", "families.json"]:
+        write_file(file, [case for case in CASES if case["file"] == file])
+
+
+def write_file(file, cases):
     written = []
-    for case in CASES:
+    for case in cases:
         if key := case.get("refused"):
             entry = dict(name=case["name"], config=json.dumps(case["config"]), refused=key)
             written.append(entry | ({"absent": case["absent"]} if case["absent"] else {}))
@@ -356,12 +479,14 @@ def main():
                 del first["logprobs"][len(first["answer"]):]
                 first["ends"], entry["runs"] = True, [first]
             entry |= {key: case[key] for key in ("prefix", "absent") if case[key] not in ("model.", [])}
+            if file == "families.json":
+                entry["tensors"] = {name: list(shape) for name, shape in shapes(config)}
             if case["generation"]:
                 entry["generation"] = json.dumps(case["generation"])
             written.append(entry)
             print(case["name"], [(r["tokens"], r.get("seed")) for r in entry["runs"]], flush=True)
     lines = ",\n".join(json.dumps(entry) for entry in written)
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints.json")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), file)
     open(path, "w").write(f'{{"transformers": "{transformers.__version__}", "new": {NEW}, "cases": [\n{lines}\n]}}\n')
     print(len(written), "cases")
 

@@ -1,5 +1,6 @@
 //! What clients of the admin API and of OpenAI's API cannot do, however many and however slow.
 
+pub mod answers;
 pub mod background;
 pub mod bodies;
 pub mod connections;

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod edges;
 pub mod events;
 pub mod folders;
+pub mod hub;
 pub mod logs;
 pub mod model;
 pub mod self_test;

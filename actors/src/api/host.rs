@@ -44,6 +44,8 @@ pub enum Scheduling {
     Cordoned,
     /// What it has moves to others.
     Draining,
+    /// It will not come back: nobody waits for it, and nothing tells of it.
+    Removed,
 }
 
 /// A host as `status` shows it.
@@ -97,9 +99,19 @@ pub struct HostStatus {
     pub idle_kv_bytes: u64,
     /// Why it is dead or not ready, in one line.
     pub cause: Option<String>,
+    /// What it computes slower than its equals or than before, in one clause. A host that waits for another is not slow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow: Option<String>,
+    /// How many times longer than it should that takes it; 1 where it is not slow.
+    #[serde(default = "not_slow")]
+    pub slowdown: f64,
     /// Since when it is not there, or that it never was, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<String>,
+}
+
+fn not_slow() -> f64 {
+    1.0
 }
 
 /// Links of a host to other hosts that one transport carries for one reason.
@@ -124,9 +136,10 @@ impl std::fmt::Display for DataLinks {
 }
 
 impl HostStatus {
-    /// Why it is not there or not ready, as far as that is known.
+    /// Why it is not there, not ready or slow, as far as that is known.
     pub fn explained(&self) -> Option<String> {
-        let parts: Vec<&str> = [&self.absent, &self.cause].into_iter().flatten().map(String::as_str).collect();
+        let parts: Vec<&str> =
+            [&self.absent, &self.cause, &self.slow].into_iter().flatten().map(String::as_str).collect();
         (!parts.is_empty()).then(|| parts.join(": "))
     }
 }
@@ -147,6 +160,12 @@ pub struct ClusterStatus {
     pub version: String,
     /// Whether every host is ready.
     pub ready: bool,
+    /// Whether a job would be planned and answered now, with as many hosts as `[supervisor] ready_when` asks for.
+    #[serde(default)]
+    pub answers: bool,
+    /// Hosts of the cluster file that were removed since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<String>,
     /// Hosts in the order of the cluster file.
     pub hosts: Vec<HostStatus>,
     /// Jobs waiting.

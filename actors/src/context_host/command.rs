@@ -54,9 +54,10 @@ pub struct Failure {
 /// What a context host wants done.
 #[derive(Debug, PartialEq)]
 pub enum ContextHostCommand {
-    /// Encode shards; [`ContextHostEvent::Encoded`] or [`ContextHostEvent::Stopped`] follows.
-    Encode(EncodeWork),
-    /// Stop encoding; [`ContextHostEvent::Stopped`] or [`ContextHostEvent::Encoded`] follows.
+    /// Encode these together; [`ContextHostEvent::Encoded`] or [`ContextHostEvent::Stopped`] follows for each.
+    Encode(Vec<EncodeWork>),
+    /// Stop encoding, where no other is encoded together with it; [`ContextHostEvent::Stopped`] or [`ContextHostEvent::Encoded`]
+    /// follows.
     Stop {
         /// Number of the work.
         work: u64,

@@ -75,7 +75,8 @@ impl ShardInventory {
             self.held_bytes += lying.encoded.kv_bytes;
         }
         let of = Encoded { context, digest, ..lying.encoded.clone() };
-        let encoded = Encoded { cached: true, seconds: 0.0, pairs: 0, exchange_bytes: 0, ..of };
+        let nothing = Encoded { seconds: 0.0, computing_s: 0.0, operations: 0, pairs: 0, exchange_bytes: 0, ..of };
+        let encoded = Encoded { cached: true, ..nothing };
         self.places.insert((context, encoded.block), place);
         Some((holder.map_or(KnownShard::Idle { place }, |context| KnownShard::Held { context }), encoded))
     }
@@ -164,7 +165,20 @@ mod tests {
 
     fn encoded(context: u64, block: u32) -> Encoded {
         let (digest, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, cached) = (9, 4, 100, 0.5, 10, 0, false);
-        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, cached }
+        let (computing_s, operations) = (0.0, 0);
+        Encoded {
+            context,
+            block,
+            digest,
+            kept_tokens,
+            kv_bytes,
+            seconds,
+            computing_s,
+            operations,
+            pairs,
+            exchange_bytes,
+            cached,
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The context host's side of a host process: carries out what its state decides.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use asterism_kernels::Backend;
 use asterism_transport::DataPlane;
@@ -17,7 +21,7 @@ use crate::{
         store::ShardStore,
         work::{EncodeWorker, HeadsShelf},
     },
-    host::{DeviceHandover, LoadedModel, ReportSink},
+    host::{Batching, DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine,
     messages::{Encoded, HostCommand, HostMessage, LinkReport},
@@ -33,8 +37,16 @@ pub struct ContextSide<B: Backend> {
     /// Of works that go ahead, and of the others.
     scheduler: [FairScheduler; 2],
     piece_bytes: usize,
-    running: BTreeMap<u64, StopFlag>,
+    /// Works that are encoded together, by the first of them.
+    running: BTreeMap<u64, RunningPack>,
     post: ReportSink<ContextHostEvent>,
+}
+
+/// Works that are encoded together.
+struct RunningPack {
+    /// Those that are wanted.
+    works: BTreeSet<u64>,
+    stop: StopFlag,
 }
 
 impl<B: Backend> ContextSide<B> {
@@ -44,16 +56,19 @@ impl<B: Backend> ContextSide<B> {
         plane: Arc<DataPlane>,
         model: &LoadedModel<B>,
         (piece_bytes, hands_over): (usize, DeviceHandover),
+        batching: Batching,
         post: ReportSink<ContextHostEvent>,
     ) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
         let links = Arc::new(Links::new(plane.clone()));
         let (store, parcel_inbox) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
-        let service = QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over };
+        let (pack_rows, effort) = (batching.rows(decoder.backend()), Arc::default());
+        let service =
+            QueryService { decoder, store, parcel_inbox, tickets, links: links.clone(), cores, hands_over, effort };
         plane.runtime().clone().spawn(channels::serve(plane, service.clone()));
         Self {
-            state: ContextHostState::default(),
+            state: ContextHostState::new(pack_rows),
             service,
             links,
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
@@ -69,15 +84,16 @@ impl<B: Backend> ContextSide<B> {
         &self.links
     }
 
-    /// Adds what is known of its links.
+    /// Adds what is known of its links, and of what it answered.
     pub fn report(&self, report: &mut LinkReport) {
+        report.answered = self.service.effort.so_far();
         self.links.report(report);
     }
 
     /// Applies an event; what the supervisor is to hear goes to `report`.
     pub fn handle(&mut self, now: Duration, event: ContextHostEvent, report: &mut dyn FnMut(HostMessage)) {
         if let ContextHostEvent::Encoded { work, .. } | ContextHostEvent::Stopped { work, .. } = &event {
-            self.running.remove(work);
+            self.leave(*work);
         }
         if let ContextHostEvent::Encoded { encoded, .. } = &event {
             update(encoded).iter().for_each(ClusterEventKind::log);
@@ -94,12 +110,8 @@ impl<B: Backend> ContextSide<B> {
         }
         for command in self.state.handle(now, event) {
             match command {
-                ContextHostCommand::Encode(work) => self.encode(work),
-                ContextHostCommand::Stop { work } => {
-                    if let Some(stop) = self.running.get(&work) {
-                        stop.set();
-                    }
-                }
+                ContextHostCommand::Encode(works) => self.encode(works),
+                ContextHostCommand::Stop { work } => self.leave(work),
                 ContextHostCommand::Keep { work, context } => self.service.store.keep(work, context),
                 ContextHostCommand::Discard { work } => self.service.store.discard(work),
                 ContextHostCommand::Share { from, context, block } => self.service.store.share(from, context, block),
@@ -119,9 +131,20 @@ impl<B: Backend> ContextSide<B> {
         }
     }
 
-    fn encode(&mut self, work: EncodeWork) {
+    /// A work has ended, or nobody wants it any more: those that it is encoded together with go on.
+    fn leave(&mut self, work: u64) {
+        let Some((&first, pack)) = self.running.range_mut(..=work).next_back() else { return };
+        if pack.works.remove(&work) && pack.works.is_empty() {
+            pack.stop.set();
+            self.running.remove(&first);
+        }
+    }
+
+    fn encode(&mut self, pack: Vec<EncodeWork>) {
         let stop = StopFlag::default();
-        self.running.insert(work.work, stop.clone());
+        let works: BTreeSet<u64> = pack.iter().map(|work| work.work).collect();
+        let Some(&first) = works.first() else { return };
+        self.running.insert(first, RunningPack { works: works.clone(), stop: stop.clone() });
         let worker = EncodeWorker {
             transfer: TransferContext {
                 decoder: self.service.decoder.clone(),
@@ -136,13 +159,15 @@ impl<B: Backend> ContextSide<B> {
             scheduler: self.scheduler.clone(),
             post: self.post.clone(),
         };
-        let (number, post) = (work.work, self.post.clone());
-        let thread = machine::spawn(move || worker.run(&work));
+        let post = self.post.clone();
+        let thread = machine::spawn(move || worker.run(&pack));
         tokio::spawn(async move {
             if let Err(panic) = thread.await {
                 let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));
                 let failure = Some(Failure { peer_lost: false, code, message });
-                post(ContextHostEvent::Stopped { work: number, failure, used: 0.0 });
+                works.into_iter().for_each(|work| {
+                    post(ContextHostEvent::Stopped { work, failure: failure.clone(), used: 0.0 });
+                });
             }
         });
     }
@@ -150,7 +175,7 @@ impl<B: Backend> ContextSide<B> {
 
 impl<B: Backend> Drop for ContextSide<B> {
     fn drop(&mut self) {
-        self.running.values().for_each(StopFlag::set);
+        self.running.values().for_each(|pack| pack.stop.set());
     }
 }
 

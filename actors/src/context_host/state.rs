@@ -13,6 +13,7 @@ use asterism_plan::{Exchange, KnownIds, Shard};
 
 use crate::{
     context_host::{
+        chain::is_chain,
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
         inventory::{KnownShard, ShardInventory},
     },
@@ -23,12 +24,16 @@ use crate::{
 const GPU_RESERVE: u64 = 8;
 const GPU_IDLE: u64 = 4;
 
-/// Contexts whose orders are under way at once.
+/// Works that are under way at once, and as many again of keys for which nothing else is.
 const MOST_UNDER_WAY: usize = 4;
 
 /// The state.
 #[derive(Default)]
 pub struct ContextHostState {
+    /// Rows of short orders that are encoded together, at most.
+    pack_rows: usize,
+    /// Contexts whose orders were encoded together with others in vain.
+    alone: BTreeSet<u64>,
     /// In order of arrival.
     waiting: VecDeque<EncodeShards>,
     running: BTreeMap<u64, RunningEncode>,
@@ -50,7 +55,12 @@ pub struct ContextHostState {
 
 struct RunningEncode {
     context: u64,
+    tenant: u64,
     attempt: u32,
+    /// The first of the works that it is encoded together with.
+    pack: u64,
+    /// Its order, where it is one of several: it is taken again alone when they fail.
+    packed: Option<Box<EncodeShards>>,
     blocks: BTreeSet<u32>,
     /// What its shards are, by block, where they may be found again.
     identities: Vec<(u32, ShardIdentity)>,
@@ -63,6 +73,11 @@ struct RunningEncode {
 }
 
 impl ContextHostState {
+    /// Nothing held yet. Short orders are encoded together up to so many rows; 0: each alone.
+    pub fn new(pack_rows: usize) -> Self {
+        Self { pack_rows, ..Self::default() }
+    }
+
     /// Applies one event.
     pub fn handle(&mut self, _now: Duration, event: ContextHostEvent) -> Vec<ContextHostCommand> {
         let mut commands = Vec::new();
@@ -230,6 +245,7 @@ impl ContextHostState {
         self.drop_held((context, keep), commands);
         self.tied.remove(&context);
         self.used.remove(&context);
+        self.alone.remove(&context);
         self.ids.remove(&context);
         commands.push(ContextHostCommand::Forget { context });
     }
@@ -271,8 +287,15 @@ impl ContextHostState {
     }
 
     fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<ContextHostCommand>) {
-        let Some(RunningEncode { context, attempt, abandoned: false, .. }) = self.ended(work, used) else { return };
+        let ended = self.ended(work, used);
+        let Some(RunningEncode { context, attempt, packed, abandoned: false, .. }) = ended else { return };
         let Some(failure) = failure else { return };
+        if let Some(order) = packed {
+            // What failed may be another's, or that all of them found no room.
+            self.alone.insert(context);
+            *self.used.entry(context).or_default() += used;
+            return self.waiting.push_front(EncodeShards { attempt, ..*order });
+        }
         // The message names the attempt alone: whatever waits of it comes to nothing too.
         self.waiting.retain(|order| order.context != context || order.attempt > attempt);
         if let Some(tied) = self.tied.get_mut(&context) {
@@ -301,40 +324,95 @@ impl ContextHostState {
         Some(running)
     }
 
-    /// Starts what waits, in order of arrival, one order a context: however many shards a long context has here, another
-    /// one gets its turn.
+    /// Starts what waits, one order a context: however many shards a long context has here, another one gets its turn. Short ones
+    /// begin together.
     fn admit(&mut self, commands: &mut Vec<ContextHostCommand>) {
-        while self.running.len() < MOST_UNDER_WAY {
-            let idle = |order: &EncodeShards| self.running.values().all(|running| running.context != order.context);
-            let Some(mut order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else {
-                return;
-            };
-            if order.exchange == Exchange::None {
-                // Another context may have encoded the same meanwhile.
-                let of = (order.context, &order.identities[..]);
-                order.shards.retain(|shard| !self.find_known(of, shard, commands));
-                if order.shards.is_empty() {
-                    continue;
+        while let Some(order) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
+            let (pack, rows, is_short) = (self.works, rows_of(&order), self.may_share(&order));
+            let mut works: Vec<EncodeWork> = self.begin(order, pack, commands).into_iter().collect();
+            let mut left = if is_short && !works.is_empty() { self.pack_rows.saturating_sub(rows) } else { 0 };
+            while let Some(order) = self.next_beside(left).and_then(|at| self.waiting.remove(at)) {
+                left -= rows_of(&order);
+                works.extend(self.begin(order, pack, commands));
+            }
+            if works.len() > 1 {
+                for EncodeWork { work, order, .. } in &works {
+                    let running = self.running.get_mut(work).expect("it has just begun");
+                    running.packed = Some(Box::new(order.clone()));
                 }
             }
-            let (work, context, attempt) = (self.works, order.context, order.attempt);
-            let inputs = match inputs_of(&order.shards, self.ids.get(&context).unwrap_or(&KnownIds::default())) {
-                Ok(inputs) => inputs,
-                Err(error) => {
-                    self.fail(&order, &error, commands);
-                    continue;
-                }
-            };
-            let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
-            self.works += 1;
-            let (identities, tied) = (order.identities.clone(), order.exchange != Exchange::None);
-            let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
-            let running = RunningEncode { context, attempt, blocks, identities, tied, kept_tokens, abandoned: false };
-            self.running.insert(work, running);
-            let used = self.used.get(&context).copied().unwrap_or(0.0);
-            commands.push(ContextHostCommand::Encode(EncodeWork { work, used, order, inputs }));
+            if !works.is_empty() {
+                commands.push(ContextHostCommand::Encode(works));
+            }
         }
     }
+
+    /// The order that begins next: of the key for which the fewest are under way, the one that came first. Beyond the room for all
+    /// there is as much again for keys for which none is.
+    fn next_waiting(&self) -> Option<usize> {
+        let packs: BTreeSet<u64> = self.running.values().map(|running| running.pack).collect();
+        let of_key = |order: &EncodeShards| self.running.values().filter(|other| other.tenant == order.tenant).count();
+        let waiting = self.waiting.iter().enumerate().filter(|(_, order)| self.is_idle(order.context));
+        let (running, at) = waiting.map(|(at, order)| (of_key(order), at)).min()?;
+        let has_place = packs.len() < MOST_UNDER_WAY || (running == 0 && packs.len() < 2 * MOST_UNDER_WAY);
+        has_place.then_some(at)
+    }
+
+    /// The first order that is encoded together with others, where there are so many rows left.
+    fn next_beside(&self, left: usize) -> Option<usize> {
+        let fits =
+            |order: &EncodeShards| rows_of(order) <= left && self.may_share(order) && self.is_idle(order.context);
+        self.waiting.iter().position(fits)
+    }
+
+    fn may_share(&self, order: &EncodeShards) -> bool {
+        order.exchange == Exchange::None && !is_chain(order) && !self.alone.contains(&order.context)
+    }
+
+    fn is_idle(&self, context: u64) -> bool {
+        self.running.values().all(|running| running.context != context)
+    }
+
+    /// What is left of an order becomes a work, of those that begin together; none where nothing is left, or it cannot be.
+    fn begin(
+        &mut self,
+        mut order: EncodeShards,
+        pack: u64,
+        commands: &mut Vec<ContextHostCommand>,
+    ) -> Option<EncodeWork> {
+        if order.exchange == Exchange::None {
+            // Another context may have encoded the same meanwhile.
+            let of = (order.context, &order.identities[..]);
+            order.shards.retain(|shard| !self.find_known(of, shard, commands));
+            if order.shards.is_empty() {
+                return None;
+            }
+        }
+        let (work, context, tenant, attempt) = (self.works, order.context, order.tenant, order.attempt);
+        let inputs = match inputs_of(&order.shards, self.ids.get(&context).unwrap_or(&KnownIds::default())) {
+            Ok(inputs) => inputs,
+            Err(error) => {
+                self.fail(&order, &error, commands);
+                return None;
+            }
+        };
+        self.alone.remove(&context);
+        let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
+        self.works += 1;
+        let (identities, tied) = (order.identities.clone(), order.exchange != Exchange::None);
+        let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
+        let (packed, abandoned) = (None, false);
+        let running =
+            RunningEncode { context, tenant, attempt, pack, packed, blocks, identities, tied, kept_tokens, abandoned };
+        self.running.insert(work, running);
+        let used = self.used.get(&context).copied().unwrap_or(0.0);
+        Some(EncodeWork { work, used, order, inputs })
+    }
+}
+
+/// Rows that go through the layers for an order.
+fn rows_of(order: &EncodeShards) -> usize {
+    order.shards.iter().map(Shard::rows).sum()
 }
 
 fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostCommand {
@@ -362,12 +440,37 @@ mod tests {
         let shards = blocks.iter().copied().map(shard).collect();
         let (peers, ticket, room) = Default::default();
         let identities = blocks.iter().map(|block| (*block as u32, [*block as u8; 32])).collect();
-        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers, ticket, room, trace: None, identities }
+        EncodeShards {
+            context,
+            tenant: 0,
+            attempt,
+            shards,
+            blocks: 8,
+            exchange,
+            peers,
+            ticket,
+            room,
+            trace: None,
+            identities,
+        }
     }
 
     fn report(context: u64, block: u32) -> Encoded {
         let (digest, kept_tokens, kv_bytes, seconds) = (5, 2, 8, 0.1);
-        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0, cached: false }
+        let (computing_s, operations) = (0.0, 0);
+        Encoded {
+            context,
+            block,
+            digest,
+            kept_tokens,
+            kv_bytes,
+            seconds,
+            computing_s,
+            operations,
+            pairs: 3,
+            exchange_bytes: 0,
+            cached: false,
+        }
     }
 
     fn reported(context: u64, block: u32) -> ContextHostCommand {
@@ -413,9 +516,13 @@ mod tests {
         }
     }
 
-    fn work(work: u64, used: f64, order: EncodeShards) -> ContextHostCommand {
+    fn part(work: u64, used: f64, order: EncodeShards) -> EncodeWork {
         let inputs = vec![Input { ids: vec![1, 2], positions: vec![0, 1], behind: vec![] }; order.shards.len()];
-        ContextHostCommand::Encode(EncodeWork { work, used, order, inputs })
+        EncodeWork { work, used, order, inputs }
+    }
+
+    fn work(work: u64, used: f64, order: EncodeShards) -> ContextHostCommand {
+        ContextHostCommand::Encode(vec![part(work, used, order)])
     }
 
     fn not_encoded_of(commands: &[ContextHostCommand]) -> Vec<(u64, u32)> {
@@ -439,6 +546,41 @@ mod tests {
         let next = work(4, 1.5, alone(1, 1));
         assert_eq!(host.encoded(0, 1, 0), [ContextHostCommand::Keep { work: 0, context: 1 }, reported(1, 0), next]);
         assert_eq!((host.0.contexts(), host.0.kv_bytes()), (vec![1, 2, 3, 4, 5], (8, 0)));
+    }
+
+    #[test]
+    fn a_key_with_nothing_under_way_does_not_wait_for_what_another_asked_for() {
+        let mut host = Host::new();
+        let of = |context, tenant| EncodeShards { tenant, ..order(context, 1, &[0], Exchange::None) };
+        (1..=9).for_each(|context| drop(host.hears(HostCommand::Encode(of(context, 7)))));
+        assert_eq!(host.hears(HostCommand::Encode(of(10, 8))), [work(4, 0.0, of(10, 8))]);
+        assert_eq!(host.hears(HostCommand::Encode(of(11, 8))), [], "it has one under way");
+        // Of the key with the fewest under way, though others came before.
+        host.encoded(0, 1, 0);
+        assert_eq!(host.encoded(1, 2, 0)[2..], [work(5, 0.0, of(11, 8))]);
+    }
+
+    #[test]
+    fn short_orders_that_wait_are_encoded_together_and_one_by_one_when_that_fails() {
+        let mut host = Host(ContextHostState::new(6));
+        let of = |context, blocks: &[usize]| order(context, 1, blocks, Exchange::None);
+        (1..=4).for_each(|context| drop(host.alone(context, 1, 0)));
+        for (context, blocks) in [(5, &[0][..]), (6, &[0, 1, 2, 3]), (7, &[0, 1]), (8, &[0])] {
+            assert_eq!(host.hears(HostCommand::Encode(of(context, blocks))), []);
+        }
+        // Two rows each: the sixth has more than fit, and the eighth more than are left.
+        let together = vec![part(4, 0.0, of(5, &[0])), part(5, 0.0, of(7, &[0, 1]))];
+        assert_eq!(host.encoded(0, 1, 0)[2..], [ContextHostCommand::Encode(together)]);
+        assert_eq!(host.encoded(1, 2, 0)[2..], [work(6, 0.0, of(6, &[0, 1, 2, 3]))]);
+        // One of them is wanted no more: the others go on.
+        assert_eq!(
+            host.hears(HostCommand::Release { context: 5, keep: true }),
+            [ContextHostCommand::Stop { work: 4 }, ContextHostCommand::Forget { context: 5 }]
+        );
+        let (stopped, failed) = (host.stopped(4), host.failed(5));
+        assert_eq!(stopped, []);
+        assert_eq!(failed, [work(7, 0.5, of(7, &[0, 1]))], "alone, and nobody is told");
+        assert_eq!(not_encoded_of(&host.failed(7)), [(7, 1)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     rc::Rc,
     sync::{Arc, Mutex},
 };
@@ -68,90 +68,147 @@ pub struct EncodeWorker<B: Backend> {
 }
 
 impl<B: Backend> EncodeWorker<B> {
-    /// Encodes, lays the shards ready and says how it ended.
-    pub fn run(self, EncodeWork { work, used, order, inputs }: &EncodeWork) {
-        let slot = Rc::new(RefCell::new(self.slot(*used, order)));
+    /// Encodes works together, lays the shards of each ready and says how it ended.
+    pub fn run(self, works: &[EncodeWork]) {
+        let Some(EncodeWork { used, order, .. }) = works.first() else { return };
+        let pack = Pack::of(works);
+        let slot = Rc::new(RefCell::new(self.slot(*used, &pack.shards)));
         let attempt = (order.context, order.attempt);
         let (post, store, parcel_inbox) = (self.post.clone(), self.store.clone(), self.transfer.parcel_inbox.clone());
+        // Those that are encoded together with others pass nothing.
         let mut peers = RemotePeers::new(self.transfer.clone(), slot.clone(), order);
         let decoder = self.transfer.decoder.clone();
-        let encoded = self.encode(*work, (order, inputs), &mut peers, &slot);
+        let encoded = self.encode((works, *used), &pack, &mut peers, &slot);
         let used = slot.borrow().used() - used;
         if order.exchange != Exchange::None {
             parcel_inbox.end(attempt);
         }
-        post(match encoded {
-            Ok((shards, encoded)) => {
-                store.lay_ready(*work, shards);
-                ContextHostEvent::Encoded { work: *work, encoded, used }
+        let each = |rows: usize| used * rows as f64 / pack.rows().max(1) as f64;
+        match encoded {
+            Ok(encoded) => {
+                for ((shards, encoded), EncodeWork { work, inputs, .. }) in encoded.into_iter().zip(works) {
+                    store.lay_ready(*work, shards);
+                    post(ContextHostEvent::Encoded { work: *work, encoded, used: each(rows_of(inputs)) });
+                }
             }
-            Err(ModelError::Cancelled) => ContextHostEvent::Stopped { work: *work, failure: None, used },
             Err(error) => {
                 let (code, message) = (error.code().to_string(), error.to_string());
                 // A device that failed ends its host: another attempt is as good as with a peer that is gone.
                 let peer_lost = peers.peer_lost() || decoder.backend().health().is_err();
-                ContextHostEvent::Stopped { work: *work, failure: Some(Failure { peer_lost, code, message }), used }
+                let stopped = matches!(error, ModelError::Cancelled);
+                let failure = (!stopped).then_some(Failure { peer_lost, code, message });
+                for EncodeWork { work, inputs, .. } in works {
+                    let (failure, used) = (failure.clone(), each(rows_of(inputs)));
+                    post(ContextHostEvent::Stopped { work: *work, failure, used });
+                }
             }
-        });
+        }
     }
 
     /// A short order goes ahead of longer ones where the device works off a queue: between two of their quanta, not of
     /// their layers.
-    fn slot(&self, used: f64, order: &EncodeShards) -> Slot {
+    fn slot(&self, used: f64, shards: &[Shard]) -> Slot {
         let (decoder, [first, others]) = (self.transfer.decoder.clone(), &self.scheduler);
-        let short = decoder.backend().queues()
-            && is_short(&order.shards, &decoder.config().shape(decoder.backend().kv_dtype()));
+        let short =
+            decoder.backend().queues() && is_short(shards, &decoder.config().shape(decoder.backend().kv_dtype()));
         let slot = if short { first } else { others }.slot(used, self.transfer.stop.clone());
         if short { slot.with_priority(move || decoder.backend().priority(Rank::Short)) } else { slot }
     }
 
+    /// The shards of each work, and what is said of them.
     fn encode(
         self,
-        work: u64,
-        (order, inputs): (&EncodeShards, &[Input]),
+        (works, used): (&[EncodeWork], f64),
+        pack: &Pack,
         peers: &mut RemotePeers<B>,
         slot: &Rc<RefCell<Slot>>,
-    ) -> Result<(Vec<EncodedShard<B>>, Vec<Encoded>), ModelError> {
+    ) -> Result<Vec<(Vec<EncodedShard<B>>, Vec<Encoded>)>, ModelError> {
         if !slot.borrow_mut().take() {
             return Err(ModelError::Cancelled);
         }
         let (started, decoder) = (Instant::now(), self.transfer.decoder.clone());
-        let span = order.trace.as_deref().filter(|_| trace::is_wanted()).map(|job| span_of(*job, order));
-        let heads = order.exchange.retaining_heads().map(|name| self.heads.take(name, &decoder)).transpose()?;
+        let first = &works[0].order;
+        let heads = first.exchange.retaining_heads().map(|name| self.heads.take(name, &decoder)).transpose()?;
+        let layers = decoder.config().layers;
         let mut watch = Reporter {
-            work,
-            of: decoder.config().layers as u32,
+            of: layers as u32,
             post: self.post,
             slot: slot.clone(),
+            pack,
             pairs: HashMap::new(),
-            spans: span.as_ref().map(|span| LayerSpans::new(span.context(), decoder.config().layers)),
+            spans: works.iter().filter_map(|work| spans_of(&work.order, layers)).collect(),
         };
-        let (decoder, blocks, shards) = (&*decoder, order.blocks as usize, &order.shards[..]);
-        let encoded = if chain::is_chain(order) {
-            let kept = |block| self.store.find(order.context, &[block]).ok().map(|mut found| found.swap_remove(0));
-            ChainEncoder { decoder, blocks, kept: &kept, peers }.encode((shards, inputs), &mut watch)?
+        let (decoder, blocks, shards) = (&*decoder, first.blocks as usize, &pack.shards[..]);
+        let encoded = if chain::is_chain(first) {
+            let kept = |block| self.store.find(first.context, &[block]).ok().map(|mut found| found.swap_remove(0));
+            ChainEncoder { decoder, blocks, kept: &kept, peers }.encode((shards, &pack.inputs), &mut watch)?
         } else {
-            let (exchange, heads) = (&order.exchange, heads.as_deref());
+            let (inputs, exchange, heads) = (&pack.inputs[..], &first.exchange, heads.as_deref());
             Phase1 { decoder, shards, inputs, blocks, exchange, behind: &[], heads }.encode(peers, &mut watch)?
         };
         decoder.backend().finish().map_err(ModelError::from)?;
-        let seconds = started.elapsed().as_secs_f64() / encoded.len() as f64;
-        let mut exchange_bytes = peers.received_bytes();
-        let report = |shard: &EncodedShard<B>| Encoded {
-            context: order.context,
-            block: shard.block as u32,
-            digest: shard.digest,
-            kept_tokens: shard.tokens as u64,
-            kv_bytes: shard.bytes(decoder),
-            seconds,
-            pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
-            exchange_bytes: std::mem::take(&mut exchange_bytes),
-            cached: false,
-        };
-        let reports = encoded.iter().map(report).collect();
+        let all = pack.rows().max(1) as f64;
+        let (seconds, computing_s) = (started.elapsed().as_secs_f64() / all, (slot.borrow().used() - used) / all);
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let heads = (shape.layers * shape.query_heads).max(1) as u64;
+        let (mut exchange_bytes, mut encoded) = (peers.received_bytes(), encoded.into_iter());
+        let mut ends = Vec::with_capacity(works.len());
+        for EncodeWork { order, inputs, .. } in works {
+            let mut shards: Vec<EncodedShard<B>> = encoded.by_ref().take(order.shards.len()).collect();
+            let report = |((shard, ordered), input): ((&mut EncodedShard<B>, &Shard), &Input)| {
+                let (pairs, rows) = (watch.pairs.get(&shard.block).copied().unwrap_or(0), input.ids.len());
+                shard.block = ordered.block;
+                Encoded {
+                    context: order.context,
+                    block: shard.block as u32,
+                    digest: shard.digest,
+                    kept_tokens: shard.tokens as u64,
+                    kv_bytes: shard.bytes(decoder),
+                    seconds: seconds * rows as f64,
+                    computing_s: computing_s * rows as f64,
+                    operations: shape.flops(rows, pairs / heads),
+                    pairs,
+                    exchange_bytes: std::mem::take(&mut exchange_bytes),
+                    cached: false,
+                }
+            };
+            let reports = shards.iter_mut().zip(&order.shards).zip(inputs).map(report).collect();
+            ends.push((shards, reports));
+        }
         peers.finish()?;
-        Ok((encoded, reports))
+        Ok(ends)
     }
+}
+
+/// What several works encode, as one: shards are numbered through where there is more than one work.
+struct Pack {
+    shards: Vec<Shard>,
+    inputs: Vec<Input>,
+    /// By the number of a shard here: its work, and its block there.
+    origins: BTreeMap<usize, (u64, u32)>,
+}
+
+impl Pack {
+    fn of(works: &[EncodeWork]) -> Self {
+        let (mut shards, mut inputs, mut origins) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for work in works {
+            for shard in &work.order.shards {
+                let block = if works.len() == 1 { shard.block } else { shards.len() };
+                origins.insert(block, (work.work, shard.block as u32));
+                shards.push(Shard { block, ..shard.clone() });
+            }
+            inputs.extend_from_slice(&work.inputs);
+        }
+        Self { shards, inputs, origins }
+    }
+
+    fn rows(&self) -> usize {
+        rows_of(&self.inputs)
+    }
+}
+
+fn rows_of(inputs: &[Input]) -> usize {
+    inputs.iter().map(|input| input.ids.len()).sum()
 }
 
 /// Whether shards are encoded so soon that longer orders wait for them.
@@ -161,31 +218,36 @@ fn is_short(shards: &[Shard], shape: &ModelShape) -> bool {
     shards.iter().map(of_shard).fold(0, u64::saturating_add) <= SHORT_FLOPS
 }
 
-/// What is encoded together, on behalf of a job.
-fn span_of(job: TraceContext, order: &EncodeShards) -> OpenSpan {
+/// What is encoded of an order, on behalf of a job whose spans are wanted: it and its layers.
+fn spans_of(order: &EncodeShards, layers: usize) -> Option<(LayerSpans, OpenSpan)> {
+    let job: TraceContext = *order.trace.as_deref().filter(|_| trace::is_wanted())?;
     let mut span = OpenSpan::under(job, "encode shards");
     span.annotate("asterism.context.number", order.context);
     span.annotate("asterism.shards", order.shards.len());
     span.annotate("asterism.shards.first", order.shards.first().map_or(0, |shard| shard.block));
     span.annotate("asterism.tokens", order.shards.iter().map(|shard| shard.own.tokens as usize).sum::<usize>());
     span.annotate("asterism.attempt", u64::from(order.attempt));
-    span
+    let layers = LayerSpans::new(span.context(), layers);
+    Some((layers, span))
 }
 
 /// Reports layers, counts pairs, and lets others compute between layers.
-struct Reporter {
-    work: u64,
+struct Reporter<'a> {
     of: u32,
     post: ReportSink<ContextHostEvent>,
     slot: Rc<RefCell<Slot>>,
+    pack: &'a Pack,
     pairs: HashMap<usize, u64>,
-    spans: Option<LayerSpans>,
+    /// Of each order whose spans are wanted: its layers, which end no later than what they are a part of.
+    spans: Vec<(LayerSpans, OpenSpan)>,
 }
 
-impl Watch for Reporter {
+impl Watch for Reporter<'_> {
     fn layer(&mut self, block: usize, done: usize) -> bool {
-        self.spans.iter_mut().for_each(|spans| spans.done(done));
-        (self.post)(ContextHostEvent::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
+        self.spans.iter_mut().for_each(|(layers, _)| layers.done(done));
+        if let Some(&(work, block)) = self.pack.origins.get(&block) {
+            (self.post)(ContextHostEvent::Layer { work, block, layers: done as u32, of: self.of });
+        }
         self.slot.borrow_mut().pass()
     }
 

@@ -159,13 +159,15 @@ impl<B: Backend> HostShell<B> {
                 self.transports.data.clone(),
                 &model,
                 (self.config.piece_bytes, hands_over),
+                self.config.batching,
                 post,
             ));
         }
         if self.config.generates {
             let actor = myself.clone();
             let post: ReportSink<_> = Arc::new(move |event| drop(actor.cast(HostActorMessage::Query(event))));
-            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), hands_over, post));
+            let settings = (hands_over, self.config.batching.interval(model.decoder.backend()));
+            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), settings, post));
         }
     }
 
@@ -184,6 +186,8 @@ impl<B: Backend> HostShell<B> {
             HostCommand::Welcome { .. }
             | HostCommand::Refuse { .. }
             | HostCommand::Kill { .. }
+            | HostCommand::Start { .. }
+            | HostCommand::Leave
             | HostCommand::Shutdown => tracing::warn!(?command, "a command that is not for a working host"),
         }
     }

@@ -65,6 +65,7 @@ pub enum Action {
     Failed,
     Exited,
     Seen,
+    Leaving,
     // To a host or a node.
     Welcome,
     Refuse,
@@ -76,6 +77,8 @@ pub enum Action {
     Measure,
     Kill,
     Shutdown,
+    Leave,
+    Start,
     // To a host, by another.
     Attach,
     Pass,
@@ -124,6 +127,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Failed, WORKERS),
     rule(Action::Exited, &[NODE_PARTY]),
     rule(Action::Seen, &[NODE_PARTY]),
+    rule(Action::Leaving, HOST_PARTIES),
     rule(Action::Welcome, ORDERS),
     rule(Action::Refuse, ORDERS),
     rule(Action::Encode, ORDERS),
@@ -134,6 +138,8 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Measure, ORDERS),
     rule(Action::Kill, ORDERS),
     rule(Action::Shutdown, ORDERS),
+    rule(Action::Leave, ORDERS),
+    rule(Action::Start, ORDERS),
     rule(Action::Attach, WORKERS),
     rule(Action::Pass, WORKERS),
     rule(Action::Join, CLIENTS),
@@ -156,6 +162,8 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Http("POST", "/api/v1/hosts/{name}/cordon"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/hosts/{name}/uncordon"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/hosts/{name}/drain"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/restart"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/hosts/{name}/remove"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/hosts/{name}/replace"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/sessions"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/sessions"), CLIENTS),
@@ -168,6 +176,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Http("GET", "/api/v1/self-test"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/links"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/links"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/backup"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/topology"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/events"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/version"), CLIENTS),
@@ -316,6 +325,7 @@ impl AuthorizedMessage for HostMessage {
             Self::Failed { .. } => Action::Failed,
             Self::Exited { .. } => Action::Exited,
             Self::Seen { .. } => Action::Seen,
+            Self::Leaving { .. } => Action::Leaving,
         }
     }
 
@@ -347,6 +357,8 @@ impl AuthorizedMessage for HostCommand {
             Self::Measure { .. } => Action::Measure,
             Self::Kill { .. } => Action::Kill,
             Self::Shutdown => Action::Shutdown,
+            Self::Leave => Action::Leave,
+            Self::Start { .. } => Action::Start,
         }
     }
 

@@ -5,6 +5,7 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod choice;
 mod ids;
 mod measured;
 mod model;
@@ -16,10 +17,11 @@ use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use choice::{TokenChoice, TokenShaping};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times,
-    ProcessReading, Refused, SPREAD_SECONDS, Traffic,
+    AnswerReading, Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink,
+    Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Traffic,
 };
 pub use model::ModelReport;
 pub use queries::{
@@ -207,6 +209,11 @@ pub enum HostMessage {
         /// How it looks.
         condition: Condition,
     },
+    /// The host was asked to end. It waits to be told so, which is when others have what it has, and for no longer than this.
+    Leaving {
+        /// Milliseconds until it ends in any case.
+        grace_ms: u64,
+    },
 }
 
 /// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.
@@ -281,6 +288,13 @@ pub enum HostCommand {
     },
     /// End the process.
     Shutdown,
+    /// End the process, which has nothing any more that anybody waits for. Its node starts it again.
+    Leave,
+    /// A node: start a host's process, unless it runs or is about to.
+    Start {
+        /// Host.
+        host: String,
+    },
 }
 
 /// Phase 1 of shards that one host encodes together: a single one, or all it holds of a plan whose shards pass each other
@@ -289,6 +303,8 @@ pub enum HostCommand {
 pub struct EncodeShards {
     /// Context.
     pub context: u64,
+    /// Number of the key that asked: what others asked for does not keep its contexts waiting.
+    pub tenant: u64,
     /// Larger each time that the context's shards are dealt anew.
     pub attempt: u32,
     /// The shards, ascending by block.
@@ -322,6 +338,8 @@ impl EncodeShards {
 pub struct Generate {
     /// Job.
     pub job: u64,
+    /// Number of the key that asked; jobs of one share its part of each step.
+    pub tenant: u64,
     /// Context.
     pub context: u64,
     /// Query tokens.
@@ -357,26 +375,6 @@ pub struct ShardHolder {
     pub endpoints: Vec<Endpoint>,
     /// The shards it holds.
     pub blocks: Vec<u32>,
-}
-
-/// How tokens are chosen and when generation ends.
-#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize)]
-pub struct TokenChoice {
-    /// Most tokens.
-    pub max_tokens: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Nucleus.
-    pub top_p: f32,
-    /// Seed of the sampler.
-    pub seed: u64,
-    /// Strings that end the answer.
-    pub stop: Vec<String>,
-    /// Go on after end-of-sequence tokens.
-    pub ignore_eos: bool,
-    /// Whether it is said how likely tokens were, and how many of the likeliest beside each.
-    #[serde(default)]
-    pub logprobs: Option<u32>,
 }
 
 /// Meta of a parcel of phase 1, which comes as data: whose tensors the payload holds, one after the other, and their shapes.

@@ -1,27 +1,30 @@
 //! The thread that generates: step after step for all jobs together, which join and leave between steps. What goes into a step
-//! `schedule` decides; who answers for a context, `contexts`.
+//! `schedule` decides, by what steps took; who answers for a context, `contexts`.
 
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use asterism_kernels::{Backend, KernelError, Rank};
-use asterism_models::{ModelError, StepError, StepPart, step};
+use asterism_models::{Decoder, Guide, Guides, ModelError, StepError, StepPart, step};
 use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
+    messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,
         generation::{Chosen, End, Generation},
         partials::contexts::JobContexts,
         refresh::{RefreshWorker, words},
-        schedule::{self, StepBudget, WaitingJob},
+        schedule::{StepBudget, StepScheduler, WaitingJob},
         spans::GenerationSpans,
         state::{GenerationEnd, QueryHostEvent},
+        step_cost::StepSize,
     },
 };
 
@@ -35,27 +38,51 @@ pub struct Engine<B: Backend> {
     generations: BTreeMap<u64, Generation<B>>,
     /// Its thread starts with the first that needs it.
     refresher: Option<RefreshWorker<B>>,
+    /// Made with the first that needs it.
+    guides: Option<Guides>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
-    /// Steps taken.
-    turn: u64,
+    scheduler: StepScheduler,
     /// Steps in a row for which the device had no room.
     crowded: usize,
     post: ReportSink<QueryHostEvent>,
 }
 
-/// Logits of a part's last row, if a token comes of it.
-type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
+/// Rows whose logits are looked at together, where those of a question are.
+const SCORED_ROWS: usize = 64;
+
+/// What the rows of a part come to.
+struct PartLogits {
+    /// Tokens of its question with the logits that they were expected by.
+    scored: Vec<AnswerToken>,
+    /// Logits of its last row, if a token comes of it.
+    last: Option<Vec<f32>>,
+}
+
+/// What a part comes to.
+type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
 
 impl<B: Backend> Engine<B> {
-    /// Generates nothing yet; what happens goes to `post`.
+    /// Generates nothing yet, later in steps of about `interval`; what happens goes to `post`.
     pub fn new(
         model: Arc<LoadedModel<B>>,
         contexts: JobContexts<B>,
         arrivals: mpsc::UnboundedSender<Arrival>,
+        interval: Duration,
         post: ReportSink<QueryHostEvent>,
     ) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, crowded: 0, post }
+        let scheduler = StepScheduler::new(interval);
+        Self {
+            model,
+            contexts,
+            generations: BTreeMap::new(),
+            refresher: None,
+            guides: None,
+            arrivals,
+            scheduler,
+            crowded: 0,
+            post,
+        }
     }
 
     /// Generates until it is told to close.
@@ -66,9 +93,9 @@ impl<B: Backend> Engine<B> {
                     return;
                 }
             }
-            let chosen = self.choose();
+            let (chosen, size) = self.choose();
             if !chosen.is_empty() {
-                self.step(chosen);
+                self.step(chosen, size);
             } else if let Some(arrival) = self.contexts.wait()
                 && !self.on_arrival(arrival)
             {
@@ -93,7 +120,19 @@ impl<B: Backend> Engine<B> {
                     .refresh_order
                     .take()
                     .map(|refresh_order| refresher.get_or_insert_with(start).order(*refresh_order, done));
-                self.generations.insert(job, Generation::new(self.model.clone(), (*order, spans), awaited));
+                let guide = match self.guide(&order) {
+                    Ok(guide) => guide,
+                    Err(error) => {
+                        let (code, message) = (error.code().to_owned(), error.to_string());
+                        let times = self.contexts.remove(job);
+                        drop(times);
+                        let end = GenerationEnd::Failed { code, message };
+                        (self.post)(QueryHostEvent::Ended { job, end });
+                        return true;
+                    }
+                };
+                let generation = Generation::new(self.model.clone(), (*order, spans), (awaited, guide));
+                self.generations.insert(job, generation);
             }
             Arrival::Fresh { job } => {
                 let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::refresh);
@@ -109,23 +148,41 @@ impl<B: Backend> Engine<B> {
         true
     }
 
-    fn choose(&self) -> Vec<(u64, usize)> {
+    /// What holds a job's answer to its form; the tokens of the model are sorted for that when the first has one.
+    fn guide(&mut self, order: &Generate) -> Result<Option<Guide>, ModelError> {
+        let Some(constraint) = order.choice.sampling().constraint else { return Ok(None) };
+        let config = self.model.decoder.config();
+        let guides = match self.guides.take() {
+            Some(guides) => guides,
+            None => Guides::new(&self.model.tokenizer, config.vocab, &config.eos)?,
+        };
+        self.guides.insert(guides).guide(&constraint).map(Some)
+    }
+
+    /// The rows of the next step by job, and their size.
+    fn choose(&mut self) -> (Vec<(u64, usize)>, StepSize) {
         let ready =
             |(job, generation): &(&u64, &Generation<B>)| generation.is_ready() && !self.contexts.is_stuck(**job);
         let ready = self.generations.iter().filter(ready);
-        let waiting = ready.map(|(&job, generation)| {
-            let (rows, again) = generation.waiting();
-            WaitingJob { job, rows, again, shards: self.contexts.most_shards(job) }
+        let waiting = ready.map(|(&job, generation)| WaitingJob {
+            job,
+            shards: self.contexts.most_shards(job),
+            ..generation.waiting()
         });
+        let waiting: Vec<WaitingJob> = waiting.collect();
         let row_bytes = 4 * self.model.decoder.config().heads.packed_row();
         let room = StepBudget { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
-        schedule::choose(&waiting.collect::<Vec<_>>(), self.turn, room)
+        let chosen = self.scheduler.choose(&waiting, room);
+        let size_of = |one: &WaitingJob| {
+            let rows = chosen.binary_search_by_key(&one.job, |(job, _)| *job).ok().map(|at| chosen[at].1);
+            one.size(rows.unwrap_or(0))
+        };
+        let size = waiting.iter().map(size_of).fold(StepSize::default(), StepSize::and);
+        (chosen, size)
     }
 
-    fn step(&mut self, mut chosen: Vec<(u64, usize)>) {
+    fn step(&mut self, chosen: Vec<(u64, usize)>, size: StepSize) {
         let began = Instant::now();
-        self.turn += 1;
-        chosen.sort_unstable();
         let ends = catch_unwind(AssertUnwindSafe(|| self.compute(&chosen)));
         let failed = |code: &str, message: String| {
             let (code, message) = (code.to_owned(), message);
@@ -149,16 +206,21 @@ impl<B: Backend> Engine<B> {
             }
         };
         let took = began.elapsed();
+        if ends.iter().all(Result::is_ok) {
+            self.scheduler.took(size, took);
+        }
         for ((job, rows), end) in chosen.into_iter().zip(ends) {
             let Some(generation) = self.generations.get_mut(&job) else { continue };
             generation.stepped(end.is_ok().then_some(rows), took);
             let chosen = match end {
-                Ok(None) | Err(StepError::Later) => continue,
-                Ok(Some(Ok(logits))) => {
+                Err(StepError::Later) => continue,
+                Ok(Ok(PartLogits { scored, last })) => {
+                    scored.into_iter().for_each(|token| (self.post)(QueryHostEvent::Token { job, token }));
+                    let Some(logits) = last else { continue };
                     self.contexts.stepped(job, generation.took());
                     generation.choose(&logits)
                 }
-                Ok(Some(Err(error))) | Err(StepError::Failed(error)) => Err(error),
+                Ok(Err(error)) | Err(StepError::Failed(error)) => Err(error),
             };
             match chosen {
                 Ok(chosen) => self.chosen(job, chosen),
@@ -203,13 +265,37 @@ impl<B: Backend> Engine<B> {
             ends => ends?,
         };
         self.crowded = 0;
+        self.logits(chosen, ends, &tokens)
+    }
+
+    /// What the rows of each part come to, of which `tokens` says whether a token comes of the last.
+    fn logits(
+        &mut self,
+        chosen: &[(u64, usize)],
+        ends: Vec<Result<B::Tensor, StepError>>,
+        tokens: &[bool],
+    ) -> Result<Vec<PartEnd>, ModelError> {
+        let Self { model, generations, .. } = self;
+        let decoder = &model.decoder;
         let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
         let last: Vec<&B::Tensor> =
-            ends.iter().zip(&tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
+            ends.iter().zip(tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
         let mut logits = if last.is_empty() { Vec::new() } else { decoder.last_logits(&last)? }.into_iter();
-        let end =
-            |(end, token): (Result<B::Tensor, StepError>, bool)| end.map(|_| token.then(|| logits.next()).flatten());
-        Ok(ends.into_iter().zip(tokens).map(end).collect())
+        let mut all = Vec::with_capacity(ends.len());
+        for (((job, rows), end), token) in chosen.iter().zip(ends).zip(tokens) {
+            let x = match end {
+                Ok(x) => x,
+                Err(error) => {
+                    all.push(Err(error));
+                    continue;
+                }
+            };
+            let last = token.then(|| logits.next()).flatten().transpose();
+            let generation = generations.get_mut(job);
+            let scored = generation.map_or(Ok(Vec::new()), |generation| scored(decoder, generation, (&x, *rows)));
+            all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));
+        }
+        Ok(all)
     }
 
     fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {
@@ -227,4 +313,22 @@ impl<B: Backend> Engine<B> {
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }
     }
+}
+
+/// The tokens of a question that the rows `x (t, e)` of a part tell the probabilities of.
+fn scored<B: Backend>(
+    decoder: &Decoder<B>,
+    generation: &mut Generation<B>,
+    (x, rows): (&B::Tensor, usize),
+) -> Result<Vec<AnswerToken>, ModelError> {
+    let (first, ids) = generation.scored(rows);
+    let (ids, mut tokens) = (ids.to_vec(), Vec::with_capacity(ids.len()));
+    for (part, ids) in ids.chunks(SCORED_ROWS).enumerate() {
+        let start = first + part * SCORED_ROWS;
+        let rows = decoder.backend().narrow(x, 0, start, start + ids.len())?;
+        let logits = decoder.all_logits(&rows)?;
+        let each = ids.iter().copied().zip(logits.chunks_exact(decoder.config().vocab));
+        tokens.extend(each.map(|of| generation.score(of)));
+    }
+    Ok(tokens)
 }

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
+use asterism_models::{ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream};
 
 use crate::{
     api::TokenLogprobs,
     host::LoadedModel,
     messages::{AnswerToken, Generate},
-    query_host::{refresh::PendingRefresh, spans::GenerationSpans},
+    query_host::{refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
 };
 
 /// A generation on its way.
@@ -23,7 +23,11 @@ pub struct Generation<B: Backend> {
     awaited: Option<PendingRefresh<B>>,
     generator: Generator<B>,
     sampler: Sampler,
+    /// What holds the answer to its form, if it has one.
+    guide: Option<Guide>,
     text: TextStream,
+    /// Keys of its context, which each row reads.
+    keys: u64,
     /// The question, or the token chosen last.
     ids: Vec<u32>,
     /// How many of them went through.
@@ -35,6 +39,9 @@ pub struct Generation<B: Backend> {
     took: Duration,
     spans: Option<GenerationSpans>,
 }
+
+/// Tokens of an answer's room that are left to close what is open of its form.
+const CLOSES_WITHIN: usize = 64;
 
 /// What a step's logits come to.
 #[derive(Debug, Default, PartialEq)]
@@ -59,16 +66,19 @@ impl<B: Backend> Generation<B> {
     pub fn new(
         model: Arc<LoadedModel<B>>,
         (order, spans): (Generate, Option<GenerationSpans>),
-        awaited: Option<PendingRefresh<B>>,
+        (awaited, guide): (Option<PendingRefresh<B>>, Option<Guide>),
     ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
-        let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
+        let scored = order.choice.scored.as_deref().unwrap_or_default();
+        let ids = [&order.query_ids[..], scored].concat();
         Self {
             awaited,
-            generator: Generator::new(keys, order.query_start).asked(order.query_ids.len()),
-            sampler: Sampler::new(Sampling { temperature, top_p, seed }),
+            generator: Generator::new(keys, order.query_start).asked(ids.len()),
+            sampler: Sampler::asked(order.choice.sampling(), &ids, &model.decoder.config().eos),
+            guide,
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
-            ids: order.query_ids.clone(),
+            ids,
+            keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
             through: 0,
             again: None,
             tokens: 0,
@@ -93,9 +103,10 @@ impl<B: Backend> Generation<B> {
         self.awaited.is_none()
     }
 
-    /// Rows that it has to go through, and those of a step that it has to take again.
-    pub fn waiting(&self) -> (usize, Option<usize>) {
-        (self.ids.len() - self.through, self.again)
+    /// What it has to go through, but for how its shards are spread over hosts.
+    pub fn waiting(&self) -> WaitingJob {
+        let (rows, &Generate { job, tenant, .. }) = (self.ids.len() - self.through, &self.order);
+        WaitingJob { job, tenant, rows, again: self.again, shards: 0, keys: self.keys }
     }
 
     /// Whether a token comes of a step of so many rows.
@@ -107,6 +118,23 @@ impl<B: Backend> Generation<B> {
     pub fn part(&mut self, rows: usize) -> StepPart<'_, B> {
         self.again = Some(rows);
         StepPart { generator: &mut self.generator, ids: &self.ids[self.through..self.through + rows] }
+    }
+
+    /// Which of its next rows tell how likely a token of the question was, and these tokens.
+    pub fn scored(&self, rows: usize) -> (usize, &[u32]) {
+        if self.tokens >= self.order.choice.scored_tokens() {
+            return (0, &[]);
+        }
+        let first = self.through.max(self.order.query_ids.len() - 1);
+        let end = (self.through + rows).min(self.ids.len() - 1);
+        if first >= end { (0, &[]) } else { (first - self.through, &self.ids[first + 1..end + 1]) }
+    }
+
+    /// The logarithms of probabilities of a token of the question, whose row went through.
+    pub fn score(&mut self, (id, logits): (u32, &[f32])) -> AnswerToken {
+        self.tokens += 1;
+        let most = self.order.choice.logprobs.unwrap_or(0);
+        (id, String::new(), Some(Box::new(TokenLogprobs::of(logits, id, most))))
     }
 
     /// A step took so long; its rows went through, unless it has to be taken again.
@@ -126,18 +154,36 @@ impl<B: Backend> Generation<B> {
     /// Chooses the next token from the logits of the last row.
     pub fn choose(&mut self, logits: &[f32]) -> Result<Chosen, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
-        let (drawn, choice) = (self.sampler.next(logits), &self.order.choice);
+        if self.tokens >= self.order.choice.max_tokens as usize {
+            // The prompt's tokens were all that was asked for.
+            return Ok(Chosen { token: None, end: Some(End { stopped: false, text: self.text.finish()? }) });
+        }
+        let choice = &self.order.choice;
         let given = self.order.generated.get(self.tokens).copied();
-        if given.is_none() && !choice.ignore_eos && self.model.decoder.config().eos.contains(&drawn) {
+        let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
+        let drawn = match &mut self.guide {
+            // The room that is left is taken to close what is open.
+            Some(guide) => {
+                let answer = choice.max_tokens as usize - choice.scored_tokens();
+                self.sampler.guided(logits, guide, left <= (answer / 2).min(CLOSES_WITHIN))?
+            }
+            None => self.sampler.next(logits),
+        };
+        let goes_on = choice.ignore_eos && self.guide.is_none();
+        if given.is_none() && !goes_on && self.model.decoder.config().eos.contains(&drawn) {
             return Ok(Chosen { token: None, end: Some(End { stopped: true, text: self.text.finish()? }) });
         }
         let id = given.unwrap_or(drawn);
+        self.sampler.accept(id);
+        self.guide.as_mut().map_or(Ok(()), |guide| guide.accept(id))?;
         let piece = self.text.push(id)?;
         self.tokens += 1;
         (self.ids, self.through) = (vec![id], 0);
         let logprobs = choice.logprobs.map(|most| Box::new(TokenLogprobs::of(logits, id, most)));
         let end = if self.text.stopped() {
             Some(End { stopped: true, text: String::new() })
+        } else if self.guide.as_ref().is_some_and(Guide::is_whole) {
+            Some(End { stopped: true, text: self.text.finish()? })
         } else if self.tokens >= choice.max_tokens as usize {
             Some(End { stopped: false, text: self.text.finish()? })
         } else {

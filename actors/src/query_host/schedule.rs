@@ -1,17 +1,44 @@
-//! Which rows go through the layers next: those of every job that decodes, and of questions as many as fit beside them. Decides
-//! only.
+//! Which rows go through the layers next: fairly between keys, by the time that they take, and no more than the time between tokens
+//! allows. Decides only: no clock, no tensor.
+//!
+//! Each key that has something waiting earns an equal part of a step's time, and what a key does not need goes to the others. The
+//! key that has saved the most comes next, each with the job that has waited longest; what it takes is taken off. So a key with one
+//! row has it in every step, whatever others ask for, and a step takes as many times as long as that row alone as there are keys.
+//! A row's bits do not depend on its company, so that any choice gives the same tokens.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::query_host::step_cost::{StepCost, StepSize};
+
+/// A step takes at least so many times what one with nothing in it takes: rows together share the reading of weights.
+const FULL: f64 = 4.0;
+/// Of its key's part of a step, a question is sure of one in so many.
+const QUESTIONS: usize = 4;
+/// Seconds that sums may be off by.
+const ROUNDED: f64 = 1e-9;
 
 /// A job that waits for its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingJob {
     /// Job.
     pub job: u64,
+    /// Whose it is: the number of a key.
+    pub tenant: u64,
     /// Rows it has to go through: what is left of its question, or one generated token.
     pub rows: usize,
     /// Rows of a step that has to be taken again as it was.
     pub again: Option<usize>,
     /// Shards of it that one host holds, at most.
     pub shards: usize,
+    /// Keys of its context, which each row reads.
+    pub keys: u64,
+}
+
+impl WaitingJob {
+    /// So many rows of it, as a part of a step.
+    pub fn size(&self, rows: usize) -> StepSize {
+        StepSize::of(rows, self.keys, self.shards)
+    }
 }
 
 /// What a step may bring.
@@ -35,86 +62,357 @@ impl StepBudget {
     }
 }
 
-/// Rows of the next step by job. A row alone holds nobody up, so that those who decode go together; a question is sure of a
-/// quarter of the room, and takes what they leave. Who comes first changes with `turn`, the number of the step, so that each
-/// gets on where not all fit. Whatever waits, one part is chosen.
-pub fn choose(waiting: &[WaitingJob], turn: u64, room: StepBudget) -> Vec<(u64, usize)> {
-    let of = |question: bool| {
-        let mut jobs: Vec<&WaitingJob> =
-            waiting.iter().filter(|one| one.rows > 0 && (one.rows > 1) == question).collect();
-        let by = turn.checked_rem(jobs.len() as u64).unwrap_or(0);
-        jobs.rotate_left(by as usize);
-        jobs
-    };
-    let (questions, mut left, mut chosen) = (of(true), room, Vec::new());
-    let quarter = StepBudget { rows: room.rows / 4, partials: room.partials / 4 };
-    let sure = questions.first().map(|one| {
-        let rows = one.again.unwrap_or(one.rows.min(quarter.fits(one.shards)).max(1));
-        left.take(rows, one.shards);
-        rows
-    });
-    for one in of(false) {
-        if left.fits(one.shards) > 0 || (chosen.is_empty() && sure.is_none()) {
-            chosen.push((one.job, 1));
-            left.take(1, one.shards);
+/// Chooses step after step.
+#[derive(Debug)]
+pub struct StepScheduler {
+    /// Seconds that a step may take.
+    interval: f64,
+    cost: StepCost,
+    turn: u64,
+    /// Seconds that each key with something waiting has saved, or owes.
+    saved: BTreeMap<u64, f64>,
+    /// When each job was in a step last, or came.
+    served: BTreeMap<u64, u64>,
+}
+
+/// What a key has waiting.
+struct Line<'a> {
+    key: u64,
+    /// In the order of their turns: rows that decode and a part of the question that has waited longest, then of other questions.
+    parts: Vec<(&'a WaitingJob, usize)>,
+    next: usize,
+}
+
+/// A step as it fills.
+struct Filling {
+    room: StepBudget,
+    /// Seconds that are left.
+    left: f64,
+    chosen: BTreeMap<u64, usize>,
+}
+
+impl StepScheduler {
+    /// No step before; one takes no longer than `interval` where that can be helped.
+    pub fn new(interval: Duration) -> Self {
+        let (cost, saved, served) = Default::default();
+        Self { interval: interval.as_secs_f64(), cost, turn: 0, saved, served }
+    }
+
+    /// A step of this size took so long.
+    pub fn took(&mut self, size: StepSize, took: Duration) {
+        self.cost.learn(size, took);
+    }
+
+    /// Rows of the next step by job. Whatever waits, one part is chosen.
+    pub fn choose(&mut self, waiting: &[WaitingJob], room: StepBudget) -> Vec<(u64, usize)> {
+        self.turn += 1;
+        self.note(waiting);
+        let budget = self.interval.max(FULL * self.cost.base()) - self.cost.base();
+        let demands = self.demands(waiting);
+        let left = self.fair(&demands, budget);
+        self.earn(&demands, left);
+        let mut lines = self.lines(waiting, left, room);
+        let mut filling = Filling { room, left, chosen: BTreeMap::new() };
+        while self.take_next(&mut lines, &mut filling) {}
+        self.fill_up(waiting, &mut filling);
+        if filling.chosen.is_empty()
+            && let Some(part) = lines.iter().flat_map(|line| &line.parts).min_by_key(|(one, _)| self.served[&one.job])
+        {
+            filling.chosen.insert(part.0.job, part.1);
+        }
+        self.served.extend(filling.chosen.keys().map(|job| (*job, self.turn)));
+        self.settle(&lines, &filling.chosen);
+        filling.chosen.into_iter().collect()
+    }
+
+    /// Jobs and keys that have nothing waiting are forgotten; those that came stand behind those that were there.
+    fn note(&mut self, waiting: &[WaitingJob]) {
+        let waits: BTreeMap<u64, u64> =
+            waiting.iter().filter(|one| one.rows > 0).map(|one| (one.job, one.tenant)).collect();
+        self.served.retain(|job, _| waits.contains_key(job));
+        self.saved.retain(|key, _| waits.values().any(|waiting| waiting == key));
+        for (job, key) in waits {
+            self.served.entry(job).or_insert(self.turn - 1);
+            self.saved.entry(key).or_default();
         }
     }
-    for (one, sure) in questions.into_iter().zip(sure.into_iter().chain(std::iter::repeat(0))) {
-        let fit = left.fits(one.shards);
-        let more = match one.again {
-            Some(rows) if rows - sure > fit => 0,
-            Some(rows) => rows - sure,
-            None => (one.rows - sure).min(fit),
+
+    fn seconds(&self, one: &WaitingJob, rows: usize) -> f64 {
+        self.cost.of(one.size(rows))
+    }
+
+    /// Rows of a question that take so long, one at least.
+    fn rows_within(&self, one: &WaitingJob, seconds: f64) -> usize {
+        let each = self.seconds(one, 1);
+        // Seconds and the costs of rows are not negative; what is more than fits becomes the most there is.
+        if each > 0.0 { ((seconds / each) as usize).clamp(1, one.rows.max(1)) } else { one.rows }
+    }
+
+    /// Seconds that all that every key has waiting takes.
+    fn demands(&self, waiting: &[WaitingJob]) -> BTreeMap<u64, f64> {
+        let mut demands = BTreeMap::new();
+        for one in waiting.iter().filter(|one| one.rows > 0) {
+            *demands.entry(one.tenant).or_default() += self.seconds(one, one.again.unwrap_or(one.rows));
+        }
+        demands
+    }
+
+    /// Seconds of a step in which each of several keys finds as much as whoever asks for least would take alone.
+    fn fair(&self, demands: &BTreeMap<u64, f64>, budget: f64) -> f64 {
+        let least = demands.values().copied().fold(f64::INFINITY, f64::min);
+        match demands.len() {
+            0 | 1 => budget,
+            keys => (keys as f64 * (self.cost.base() + least) - self.cost.base()).min(budget),
+        }
+    }
+
+    /// Deals the seconds of a step out: equal parts, of what those leave too that need less.
+    fn earn(&mut self, demands: &BTreeMap<u64, f64>, seconds: f64) {
+        let mut by_demand: Vec<(f64, u64)> = demands.iter().map(|(key, demand)| (*demand, *key)).collect();
+        by_demand.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let (mut left, mut keys) = (seconds, by_demand.len());
+        for (demand, key) in by_demand {
+            let part = demand.min(left / keys as f64);
+            *self.saved.entry(key).or_default() += part;
+            (left, keys) = (left - part, keys - 1);
+        }
+    }
+
+    /// What every key has waiting, of `seconds` that there are: the question that has waited longest is sure of a part.
+    fn lines<'a>(&self, waiting: &'a [WaitingJob], seconds: f64, room: StepBudget) -> Vec<Line<'a>> {
+        let mut of_keys: BTreeMap<u64, Vec<&WaitingJob>> = BTreeMap::new();
+        for one in waiting.iter().filter(|one| one.rows > 0) {
+            of_keys.entry(one.tenant).or_default().push(one);
+        }
+        let sure = seconds / (QUESTIONS * of_keys.len().max(1)) as f64;
+        let line = |(key, mut jobs): (u64, Vec<&'a WaitingJob>)| {
+            jobs.sort_by_key(|one| (self.served[&one.job], one.rows == 1, one.job));
+            let oldest = jobs.iter().find(|one| one.rows > 1).map(|one| one.job);
+            let (first, others): (Vec<_>, Vec<_>) =
+                jobs.into_iter().partition(|one| one.rows == 1 || Some(one.job) == oldest);
+            let chunk = |one: &'a WaitingJob| {
+                let fits = room.fits(one.shards) / QUESTIONS;
+                (one, one.again.unwrap_or(self.rows_within(one, sure).min(fits)).max(1))
+            };
+            Line { key, parts: first.into_iter().chain(others).map(chunk).collect(), next: 0 }
         };
-        if sure + more > 0 {
-            chosen.push((one.job, sure + more));
-            left.take(more, one.shards);
+        of_keys.into_iter().map(line).collect()
+    }
+
+    /// Takes the next part of whoever has saved the most of those whose part fits, or is saved for. A part that takes too long holds
+    /// up its own key alone, which saves for it. Whether there was one.
+    fn take_next(&mut self, lines: &mut [Line<'_>], filling: &mut Filling) -> bool {
+        let mut first: Option<(f64, usize)> = None;
+        for (at, line) in lines.iter_mut().enumerate() {
+            let has_room = |(one, rows): &(&WaitingJob, usize)| filling.room.fits(one.shards) >= *rows;
+            while line.parts.get(line.next).is_some_and(|part| !has_room(part)) {
+                line.next += 1;
+            }
+            let (Some((one, rows)), saved) = (line.parts.get(line.next), self.saved[&line.key]) else { continue };
+            let seconds = self.seconds(one, *rows);
+            let has_time = seconds <= filling.left || seconds <= saved + ROUNDED;
+            if has_time && first.is_none_or(|(most, _)| saved > most) {
+                first = Some((saved, at));
+            }
+        }
+        let Some((_, at)) = first else { return false };
+        let line = &mut lines[at];
+        let (one, rows) = line.parts[line.next];
+        line.next += 1;
+        self.put(one, rows, filling);
+        true
+    }
+
+    fn put(&mut self, one: &WaitingJob, rows: usize, filling: &mut Filling) {
+        let seconds = self.seconds(one, rows);
+        *filling.chosen.entry(one.job).or_default() += rows;
+        filling.room.take(rows, one.shards);
+        filling.left -= seconds;
+        *self.saved.entry(one.tenant).or_default() -= seconds;
+    }
+
+    /// More rows of questions that are in the step, where there is room: of those first whose keys have saved the most.
+    fn fill_up(&mut self, waiting: &[WaitingJob], filling: &mut Filling) {
+        let is_cut = |one: &&WaitingJob| one.again.is_none() && one.rows > 1;
+        let mut questions: Vec<&WaitingJob> = waiting.iter().filter(is_cut).collect();
+        questions.sort_by(|one, other| self.saved[&other.tenant].total_cmp(&self.saved[&one.tenant]));
+        for one in questions {
+            let Some(rows) = filling.chosen.get(&one.job) else { continue };
+            let within = if filling.left >= self.seconds(one, 1) { self.rows_within(one, filling.left) } else { 0 };
+            let more = within.min(filling.room.fits(one.shards)).min(one.rows - rows);
+            self.put(one, more, filling);
         }
     }
-    chosen
+
+    /// A key that got all it has waiting saves nothing, and owes nothing where all did; another saves no more than what it waits for
+    /// takes.
+    fn settle(&mut self, lines: &[Line<'_>], chosen: &BTreeMap<u64, usize>) {
+        let lacks = |(one, _): &&(&WaitingJob, usize)| {
+            chosen.get(&one.job).is_none_or(|rows| *rows < one.again.unwrap_or(one.rows))
+        };
+        let all = !lines.iter().flat_map(|line| &line.parts).any(|part| lacks(&part));
+        for line in lines {
+            let lacking = line.parts.iter().filter(lacks).map(|(one, rows)| self.seconds(one, *rows));
+            let most = lacking.fold(0.0, f64::max);
+            if let Some(saved) = self.saved.get_mut(&line.key) {
+                *saved = if all { 0.0 } else { saved.clamp(-self.interval, most) };
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
     const ROOM: StepBudget = StepBudget { rows: 100, partials: 400 };
+    const ALL: StepBudget = StepBudget { rows: 512, partials: 1 << 20 };
+    const INTERVAL: Duration = Duration::from_millis(50);
+    const BASE: f64 = 0.002;
 
     fn waiting(job: u64, rows: usize, shards: usize) -> WaitingJob {
-        WaitingJob { job, rows, again: None, shards }
+        WaitingJob { job, tenant: 0, rows, again: None, shards, keys: 0 }
+    }
+
+    fn took(size: StepSize) -> f64 {
+        BASE + 5e-4 * size.rows as f64 + 1e-6 * size.keys as f64
+    }
+
+    fn untaught() -> StepScheduler {
+        StepScheduler::new(INTERVAL)
+    }
+
+    fn taught() -> StepScheduler {
+        let mut scheduler = untaught();
+        for step in 0..60_usize {
+            let size = StepSize::of(1 + step * 7 % 30, (step as u64 * 37 % 9) * 300, 1);
+            scheduler.took(size, Duration::from_secs_f64(took(size)));
+        }
+        scheduler
+    }
+
+    /// Keys by job, of those that decode without end: one row each, over so many keys.
+    fn decoding(jobs: &[(u64, u64)]) -> Vec<WaitingJob> {
+        let one = |(job, (key, keys)): (usize, &(u64, u64))| WaitingJob {
+            tenant: *key,
+            keys: *keys,
+            ..waiting(job as u64, 1, 1)
+        };
+        jobs.iter().enumerate().map(one).collect()
+    }
+
+    fn size(jobs: &[WaitingJob], chosen: &[(u64, usize)]) -> StepSize {
+        let part = |(job, rows): &(u64, usize)| jobs.iter().find(|one| one.job == *job).expect("it waits").size(*rows);
+        chosen.iter().map(part).fold(StepSize::default(), StepSize::and)
     }
 
     #[test]
     fn those_who_decode_go_together_and_a_question_takes_what_is_left() {
         let jobs = [waiting(1, 1000, 2), waiting(2, 1, 1), waiting(3, 1, 4), waiting(4, 50, 1)];
-        assert_eq!(choose(&jobs, 0, ROOM), [(2, 1), (3, 1), (1, 98)]);
-        assert_eq!(choose(&jobs, 1, ROOM), [(3, 1), (2, 1), (4, 50), (1, 48)]);
+        let mut scheduler = untaught();
+        assert_eq!(scheduler.choose(&jobs, ROOM), [(1, 73), (2, 1), (3, 1), (4, 25)]);
+        assert_eq!(scheduler.choose(&jobs[..3], ROOM), [(1, 98), (2, 1), (3, 1)]);
     }
 
     #[test]
     fn a_hosts_answer_fits_into_a_frame() {
         let jobs = [waiting(1, 1, 100), waiting(2, 1, 200), waiting(3, 1, 200), waiting(4, 7, 50)];
-        assert_eq!(choose(&jobs, 0, ROOM), [(1, 1), (2, 1), (4, 2)]);
-        assert_eq!(choose(&jobs, 1, ROOM), [(2, 1), (1, 1), (4, 2)]);
-        assert_eq!(choose(&[waiting(1, 5, 1000)], 0, ROOM), [(1, 1)], "whatever waits, one part is chosen");
-        assert_eq!(choose(&[waiting(1, 1, 1000)], 0, ROOM), [(1, 1)], "whatever waits, one part is chosen");
-        assert_eq!(choose(&[], 3, ROOM), []);
+        let mut scheduler = untaught();
+        assert_eq!(scheduler.choose(&jobs, ROOM), [(1, 1), (2, 1), (4, 2)]);
+        assert_eq!(scheduler.choose(&jobs, ROOM), [(1, 1), (3, 1), (4, 2)], "who waited longest comes first");
+        assert_eq!(untaught().choose(&[waiting(1, 5, 1000)], ROOM), [(1, 1)], "whatever waits, one part is chosen");
+        assert_eq!(untaught().choose(&[waiting(1, 1, 1000)], ROOM), [(1, 1)], "whatever waits, one part is chosen");
+        assert_eq!(untaught().choose(&[], ROOM), []);
     }
 
     #[test]
     fn a_step_that_is_taken_again_is_the_same() {
         let again = WaitingJob { again: Some(70), ..waiting(1, 200, 1) };
-        assert_eq!(choose(&[again, waiting(2, 60, 1)], 1, ROOM), [(2, 60)]);
-        assert_eq!(choose(&[again, waiting(2, 60, 1)], 2, ROOM), [(1, 70), (2, 30)]);
+        let mut scheduler = untaught();
+        for _ in 0..4 {
+            let chosen = scheduler.choose(&[again, waiting(2, 60, 1)], ROOM);
+            assert!(chosen.iter().all(|(job, rows)| *job == 2 || *rows == 70), "{chosen:?}");
+        }
+        assert_eq!(scheduler.choose(&[again], ROOM), [(1, 70)]);
     }
 
     #[test]
-    fn nobody_waits_for_ever() {
+    fn a_question_is_cut_where_its_rows_would_take_too_long() {
+        let jobs = [WaitingJob { keys: 400, ..waiting(1, 400, 1) }, WaitingJob { keys: 400, ..waiting(2, 1, 1) }];
+        let chosen = taught().choose(&jobs, ALL);
+        let takes = took(size(&jobs, &chosen));
+        assert!(chosen.len() == 2 && (0.8 * 0.05..1.1 * 0.05).contains(&takes), "{chosen:?} take {takes}");
+    }
+
+    #[test]
+    fn a_key_with_one_row_waits_for_no_more_than_twice_what_it_takes() {
+        let mut jobs = vec![(1, 300)];
+        jobs.extend([(2, 5000); 32]);
+        let (jobs, mut scheduler) = (decoding(&jobs), taught());
+        let (mut served, alone) = ([0; 33], took(jobs[0].size(1)));
+        for _ in 0..400 {
+            let chosen = scheduler.choose(&jobs, ALL);
+            assert!(chosen.iter().any(|(job, _)| *job == 0), "{chosen:?}");
+            let takes = took(size(&jobs, &chosen));
+            assert!(takes < 2.0 * alone + took(jobs[1].size(1)), "{chosen:?} take {takes}, alone {alone}");
+            chosen.iter().for_each(|(job, _)| served[*job as usize] += 1);
+            scheduler.took(size(&jobs, &chosen), Duration::from_secs_f64(takes));
+        }
+        let others = &served[1..];
+        assert!(
+            others.iter().min() > Some(&5)
+                && others.iter().max() <= others.iter().min().map(|least| least + 2).as_ref()
+        );
+    }
+
+    #[test]
+    fn who_does_not_fit_into_a_frame_comes_next() {
         let jobs: Vec<WaitingJob> = (0..40).map(|job| waiting(job, 1 + job as usize % 3 * 90, 30)).collect();
-        let mut served = [0; 40];
-        for turn in 0..60 {
-            choose(&jobs, turn, ROOM).into_iter().for_each(|(job, rows)| served[job as usize] += rows);
+        let (mut scheduler, mut served) = (taught(), [0; 40]);
+        for _ in 0..60 {
+            scheduler.choose(&jobs, ROOM).into_iter().for_each(|(job, rows)| served[job as usize] += rows);
         }
         assert!(served.iter().all(|rows| *rows > 0), "{served:?}");
+    }
+
+    #[test]
+    fn many_keys_with_little_each_fill_their_steps() {
+        let (jobs, mut scheduler) = (decoding(&(0..100).map(|key| (key, 2000)).collect::<Vec<_>>()), taught());
+        let mut served = [0; 100];
+        for _ in 0..100 {
+            let chosen = scheduler.choose(&jobs, ALL);
+            let takes = took(size(&jobs, &chosen));
+            assert!((0.8 * 0.05..1.1 * 0.05).contains(&takes), "{chosen:?} take {takes}");
+            chosen.iter().for_each(|(job, _)| served[*job as usize] += 1);
+        }
+        assert!(served.iter().max() <= served.iter().min().map(|least| least + 2).as_ref(), "{served:?}");
+    }
+
+    proptest! {
+        /// Every row gets on, whatever others ask for, and no step takes longer than is allowed and one part of each key.
+        #[test]
+        fn nobody_waits_for_ever_and_steps_are_bounded(
+            jobs in vec((0..5_u64, 0..4_u32, 1..30_usize, 0..9000_u64), 1..60),
+        ) {
+            let one = |(job, (key, long, shards, keys)): (usize, &(u64, u32, usize, u64))| {
+                let rows = if *long == 0 { 200 } else { 1 };
+                WaitingJob { tenant: *key, keys: *keys, ..waiting(job as u64, rows, *shards) }
+            };
+            let jobs: Vec<WaitingJob> = jobs.iter().enumerate().map(one).collect();
+            let (mut scheduler, mut waited) = (taught(), vec![0; jobs.len()]);
+            let lump: f64 = jobs.iter().map(|one| took(one.size(1))).fold(0.0, f64::max);
+            for _ in 0..600 {
+                let chosen = scheduler.choose(&jobs, ALL);
+                prop_assert!(!chosen.is_empty());
+                waited.iter_mut().for_each(|waited| *waited += 1);
+                chosen.iter().for_each(|(job, _)| waited[*job as usize] = 0);
+                prop_assert!(waited.iter().all(|waited| *waited < 300), "{waited:?}");
+                let takes = took(size(&jobs, &chosen));
+                prop_assert!(takes <= 1.25 * INTERVAL.as_secs_f64() + 5.0 * lump, "{chosen:?} take {takes}");
+                scheduler.took(size(&jobs, &chosen), Duration::from_secs_f64(takes));
+            }
+        }
     }
 }

@@ -51,11 +51,11 @@ impl RunningGeneration {
 }
 
 impl QuerySide {
-    /// Context hosts are reached through `plane`; what happens goes to `post`.
+    /// Context hosts are reached through `plane`, steps take about `interval`; what happens goes to `post`.
     pub fn start<B: Backend>(
         plane: Arc<DataPlane>,
         model: Arc<LoadedModel<B>>,
-        hands_over: DeviceHandover,
+        (hands_over, interval): (DeviceHandover, Duration),
         post: ReportSink<QueryHostEvent>,
     ) -> Self {
         let (links, (engine, arrivals)) = (Arc::new(Links::new(plane)), mpsc::unbounded_channel());
@@ -63,7 +63,7 @@ impl QuerySide {
         let decoder = (model.decoder.clone(), hands_over == DeviceHandover::Everything);
         let contexts = JobContexts::new(decoder, lines, arrivals, post.clone());
         let arrivals = engine.clone();
-        let run = move || Engine::new(model, contexts, arrivals, post).run();
+        let run = move || Engine::new(model, contexts, arrivals, interval, post).run();
         Thread::start("generate", run).expect("the system starts a thread");
         Self { state: QueryHostState::default(), links, engine, running: HashMap::new(), cores }
     }

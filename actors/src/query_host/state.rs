@@ -106,7 +106,7 @@ struct GenerationRecord {
 enum GenerationPhase {
     #[default]
     Running,
-    /// Told to stop; what was ordered meanwhile begins when it has.
+    /// CallPiece to stop; what was ordered meanwhile begins when it has.
     Stopping(Option<Box<Generate>>),
     /// Ended, having said this.
     Ended(HostMessage),
@@ -229,6 +229,7 @@ mod tests {
     fn generate(job: u64, generated: &[u32]) -> Generate {
         Generate {
             job,
+            tenant: 0,
             context: 9,
             query_ids: vec![7],
             generated: generated.to_vec(),
@@ -238,15 +239,7 @@ mod tests {
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
-            choice: TokenChoice {
-                max_tokens: 4,
-                temperature: 0.0,
-                top_p: 1.0,
-                seed: 0,
-                stop: Vec::new(),
-                ignore_eos: false,
-                logprobs: None,
-            },
+            choice: TokenChoice { max_tokens: 4, top_p: 1.0, ..TokenChoice::default() },
             ticket: Default::default(),
             trace: None,
         }

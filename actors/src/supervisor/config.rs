@@ -29,14 +29,22 @@ pub struct SupervisorConfig {
     pub liveness: Liveness,
     /// Contexts that are encoded at once, or wait for a query host.
     pub max_running: usize,
-    /// Jobs that one query host generates at once.
-    pub max_generations: usize,
+    /// Beyond these, more begin as long as all that is encoded takes no longer than this, about.
+    pub encode_ahead: Duration,
+    /// Jobs that one query host generates at once, and as many again of keys for which nothing else is generated.
+    pub max_generating: usize,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
     /// Bytes that the contexts and questions of all jobs and sessions may take here.
     pub max_queue_bytes: u64,
     /// Who takes the work of a host that is lost.
     pub recovery: Recovery,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// When the cluster counts as ready to answer.
+    pub ready_when: ReadyWhen,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
     /// How long a job waits for a host to take lost work.
     pub patience: Duration,
     /// How fast context hosts are, where that was measured.
@@ -67,6 +75,18 @@ pub struct SessionLimits {
     pub default_ttl: Duration,
     /// Most bytes of keys and values over all sessions and hosts.
     pub max_pinned_bytes: Option<u64>,
+}
+
+/// When a cluster counts as ready to answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadyWhen {
+    /// A host encodes and a host generates, whichever.
+    #[default]
+    Answers,
+    /// Every host is ready.
+    All,
+    /// So many context hosts are ready, and a host generates.
+    Contexts(usize),
 }
 
 /// Who takes the work of a host that is lost.

@@ -17,7 +17,7 @@ mod tables;
 mod tests;
 
 pub use command::{SupervisorCommand, SupervisorEvent};
-pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
+pub use config::{ContextHosts, HostSpec, Liveness, ReadyWhen, Recovery, SessionLimits, SupervisorConfig};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
 pub use placement::{

@@ -19,7 +19,7 @@ use crate::{
         rules::{
             accused::Accusations,
             admission::AdmissionControl,
-            drain::{self, Draining},
+            drain::{self, Draining, leaving::Departures},
             joining::Joining,
             model::ModelCheck,
             recovery::HostLoss,
@@ -89,6 +89,11 @@ impl SupervisorState {
             SupervisorEvent::Disconnected { connection, cause } => {
                 self.hosts.node_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
+                    if self.hosts.at(host).was_told_to_leave() {
+                        self.loss(now, &mut out).on_left(host);
+                        self.scheduler(now, &mut out).advance(true);
+                        return out;
+                    }
                     let suspect = self.hosts.disconnected(host, cause);
                     out.extend(suspect.then(|| SupervisorCommand::Notify(self.hosts.suspected(now, host))));
                 }
@@ -131,6 +136,8 @@ impl SupervisorState {
         }
         self.loss(now, out).give_up_absent();
         self.draining(now, out).move_out();
+        self.draining(now, out).rebalance();
+        out.extend(self.hosts.judge_paces(now).into_iter().map(SupervisorCommand::Notify));
         let late = self.jobs.late(now);
         let mut loss = self.loss(now, out);
         let mut teardown = loss.teardown();
@@ -179,6 +186,10 @@ impl SupervisorState {
 
     fn draining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Draining<'a> {
         Draining { loss: self.loss(now, out) }
+    }
+
+    fn departures<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Departures<'a> {
+        Departures { loss: self.loss(now, out) }
     }
 
     pub(super) fn accusations<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Accusations<'a> {

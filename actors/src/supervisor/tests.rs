@@ -10,6 +10,7 @@ mod moving;
 mod news;
 mod numerics;
 mod queue;
+mod returning;
 mod starved;
 mod waiting;
 
@@ -77,10 +78,14 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
             rejoin: seconds(5.0),
         },
         max_running: 1,
-        max_generations: 32,
+        encode_ahead: Duration::ZERO,
+        max_generating: 32,
         max_queue: 3,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
+        rebalance: true,
+        avoid_stragglers: false,
+        ready_when: Default::default(),
         patience: seconds(60.0),
         speeds: None,
         mixed_numerics: Default::default(),
@@ -316,6 +321,8 @@ fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
         kept_tokens,
         kv_bytes: 1,
         seconds: 0.1,
+        computing_s: 0.1,
+        operations: 1,
         pairs: 1,
         exchange_bytes: 0,
         cached: false,

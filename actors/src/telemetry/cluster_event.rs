@@ -147,6 +147,27 @@ pub enum ClusterEventKind {
         /// Why.
         cause: String,
     },
+    /// It ended as it was asked to, and is started again unless it takes no work.
+    HostLeft {
+        /// The host.
+        host: String,
+    },
+    /// It computes slower than its equals, or than before.
+    HostSlow {
+        /// The host.
+        host: String,
+        /// What it is slow at.
+        work: String,
+        /// How many times longer that takes.
+        times: f64,
+        /// Than what.
+        than: String,
+    },
+    /// It does not any more, or has done nothing for some minutes.
+    HostNoLongerSlow {
+        /// The host.
+        host: String,
+    },
     /// It takes new work, or none, or gives what it has to others.
     HostScheduled {
         /// The host.
@@ -274,6 +295,9 @@ impl ClusterEventKind {
             Self::HostLost { host, reason, silent_s, cause } => {
                 tracing::info!(host, reason = &**reason, silent_s = ms(*silent_s), cause, "host lost");
             }
+            Self::HostLeft { host } => tracing::info!(host, "host left, as it was asked to"),
+            Self::HostSlow { host, work, times, than } => tracing::warn!(host, work, times, than, "host is slow"),
+            Self::HostNoLongerSlow { host } => tracing::info!(host, "host is no longer slow"),
             Self::HostScheduled { host, scheduling } => {
                 tracing::info!(host, scheduling = lower(scheduling), "host scheduled");
             }

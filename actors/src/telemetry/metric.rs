@@ -48,8 +48,8 @@ pub enum Observation {
         host: String,
         /// Method by name.
         method: String,
-        /// Seconds of compute.
-        seconds: f64,
+        /// Seconds of computing, and of waiting for others.
+        seconds: (f64, f64),
         /// Tokens run through the model.
         tokens: usize,
     },
@@ -154,9 +154,11 @@ impl Observation {
                 seconds(REQUEST_PREFILL_TIME, timings.encode_s + timings.query_s);
                 seconds(REQUEST_DECODE_TIME, timings.decode_s);
             }
-            Self::ShardEncoded { host, method, seconds, tokens } => {
+            Self::ShardEncoded { host, method, seconds: (computing_s, waiting_s), tokens } => {
                 let labels = [("host", host.clone()), ("method", method.clone())];
-                histogram!(PHASE1_SHARD_ENCODE, &labels).record(*seconds);
+                histogram!(PHASE1_SHARD_ENCODE, &labels).record(computing_s + waiting_s);
+                gauge!(PHASE1_COMPUTING, &labels).increment(*computing_s);
+                gauge!(PHASE1_WAITING, &labels).increment(*waiting_s);
                 counter!(PHASE1_TOKENS, "host" => host.clone()).increment(*tokens as u64);
             }
             Self::ShardCached { host, tokens } => {
@@ -200,6 +202,7 @@ fn record_links(host: &str, report: &LinkReport) {
     process(HOST_RESIDENT_BYTES, report.process.resident_bytes as f64);
     process(HOST_CPU_SECONDS, report.process.cpu_s.max(0.0));
     process(HOST_THREADS, report.process.threads as f64);
+    process(PHASE2_ANSWERING, report.answered.seconds.max(0.0));
     if let Some(GpuMemory { used, free }) = report.process.gpu {
         for (state, bytes) in [("used", used), ("free", free)] {
             gauge!(GPU_MEMORY_BYTES, "host" => host.to_string(), "state" => state).set(bytes as f64);
@@ -327,6 +330,7 @@ pub fn record_cluster(status: &ClusterStatus) {
         if let Some(age) = host.heartbeat_age_s {
             gauge!(HOST_HEARTBEAT_AGE, "host" => host.name.clone()).set(age);
         }
+        gauge!(HOST_SLOWDOWN, "host" => host.name.clone()).set(host.slowdown);
         gauge!(KV_CACHE_BYTES, "host" => host.name.clone(), "state" => "held").set(host.kv_bytes as f64);
         gauge!(KV_IDLE_BYTES, "host" => host.name.clone()).set(host.idle_kv_bytes as f64);
         if matches!(host.health, HostHealth::Starting | HostHealth::Dead) {
@@ -337,7 +341,7 @@ pub fn record_cluster(status: &ClusterStatus) {
 
 /// What a process told last is not so any more once it is gone: gauges that are not a number are not served.
 fn forget(host: &str) {
-    for name in [HOST_RESIDENT_BYTES, HOST_CPU_SECONDS, HOST_THREADS, CERTIFICATE_EXPIRY] {
+    for name in [HOST_RESIDENT_BYTES, HOST_CPU_SECONDS, HOST_THREADS, CERTIFICATE_EXPIRY, PHASE2_ANSWERING] {
         gauge!(name, "host" => host.to_owned()).set(f64::NAN);
     }
     gauge!(KV_CACHE_BYTES, "host" => host.to_owned(), "state" => "held").set(f64::NAN);

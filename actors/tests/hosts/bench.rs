@@ -13,7 +13,7 @@ use std::{
 use asterism_actors::{
     DeviceHandover, HostConfig, HostError, LoadedModel, Transports,
     cores::OwnDevice,
-    host,
+    host::{self, HostEnd},
     messages::{
         ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, RefreshOrder, ShardHolder,
         TokenChoice, WireMessage,
@@ -105,6 +105,7 @@ impl Case {
     fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
         HostCommand::Encode(EncodeShards {
             context: CONTEXT,
+            tenant: 0,
             attempt,
             shards: blocks.iter().map(|block| self.plan.shards[*block].clone()).collect(),
             blocks: self.plan.shards.len() as u32,
@@ -128,6 +129,7 @@ impl Case {
         });
         Generate {
             job: JOB,
+            tenant: 0,
             context: CONTEXT,
             query_ids: query,
             generated: Vec::new(),
@@ -142,9 +144,8 @@ impl Case {
                 temperature,
                 top_p: 0.95,
                 seed: 11,
-                stop: Vec::new(),
                 ignore_eos: true,
-                logprobs: None,
+                ..TokenChoice::default()
             },
             ticket: ticket(),
             trace: None,
@@ -257,7 +258,7 @@ pub struct Bench {
     pub transport: Arc<dyn Transport>,
     pub lines: BTreeMap<String, Line>,
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
-    pub hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
+    pub hosts: BTreeMap<String, JoinHandle<Result<HostEnd, HostError>>>,
     settings: (usize, Option<DeviceHandover>),
     /// Bytes of frames that were sent.
     pub sent: Arc<AtomicUsize>,

@@ -41,7 +41,7 @@ pub struct Cluster {
     pub disk: Disk,
     began: Instant,
     state: Mutex<State>,
-    /// Told when a job enters a phase, a session is made, or a supervisor comes.
+    /// CallPiece when a job enters a phase, a session is made, or a supervisor comes.
     pub moved: Notify,
 }
 
@@ -324,6 +324,7 @@ impl Cluster {
             encodes,
             generates,
             hands_over,
+            batching: self.scenario.batching,
             ..HostConfig::new(&spec.name, role, supervisor_address(), start)
         };
         let loader = Box::new(move || {
@@ -336,7 +337,7 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             let cause = match running.await {
-                Ok(Ok(())) => "it ended".into(),
+                Ok(Ok(_)) => "it ended".into(),
                 Ok(Err(error)) => cluster.judge_end(host, error),
                 Err(error) if error.is_cancelled() => "signal 9".into(),
                 Err(error) => {

@@ -16,7 +16,7 @@ use asterism_actors::{
 use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
     Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, HeadsFiles, LocalContext, ModelDigest, RetainingHeads,
-    Sampler, Sampling, TemplateSource, Tokenizer, encode_alone, encode_plan,
+    Sampler, TemplateSource, Tokenizer, encode_alone, encode_plan,
 };
 use asterism_plan::Plan;
 
@@ -68,8 +68,7 @@ impl Model {
     /// The answer to a request whose context is planned so.
     pub fn answer(&self, plan: &Plan, context: &[u32], request: &JobRequest) -> Vec<u32> {
         let shards = encode_plan(&self.decoder, plan, context, Some(&self.heads), &mut |_, _| true).expect("a plan");
-        let Sampling { temperature, top_p, seed } = request.sampling;
-        let mut sampler = Sampler::new(Sampling { temperature, top_p, seed });
+        let mut sampler = Sampler::new(request.sampling.clone());
         let (mut ids, mut tokens) = (ids(&request.query).to_vec(), Vec::new());
         let (mut generator, mut known) = (Generator::of(plan), LocalContext::new(self.decoder.backend(), &shards));
         // A session does not know its questions: they get some of its context anew.

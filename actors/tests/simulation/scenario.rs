@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
-    DeviceHandover, JobError,
-    api::{JobPhase, JobRequest, Prompt, Role, Scheduling, SessionRequest},
+    Batching, DeviceHandover, JobError,
+    api::{JobPhase, JobRequest, Prompt, Role, Scheduling, SessionRequest, bounds},
     messages::HostRole,
     supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
 };
@@ -23,6 +23,8 @@ pub struct Scenario {
     pub times: Vec<(Duration, Duration)>,
     /// Whether a host that is started again listens where it did, and what hosts hand each other as it lies.
     pub habits: (bool, DeviceHandover),
+    /// What goes together through the layers of hosts.
+    pub batching: Batching,
     /// How long frames are under way.
     pub delay: (Duration, Duration),
     /// How long the journal takes to write.
@@ -171,7 +173,26 @@ impl Scenario {
         let faults = faults(&mut draw, &config.hosts, node_count);
         let hands_over = [DeviceHandover::Nothing, DeviceHandover::Parcels, DeviceHandover::Everything];
         let habits = (one_in(&mut draw, 2), pick(&mut draw, &hands_over));
-        Self { config, nodes, node_count, times, habits, delay, disk, sessions, cuts, jobs, operations, faults }
+        let batching = Batching {
+            token_interval: Some(pick(&mut draw, &[ms(1), ms(10), ms(50)])),
+            pack_rows: Some(pick(&mut draw, &[0, 60, 2048])),
+        };
+        config.encode_ahead = pick(&mut draw, &[ms(0), ms(5), ms(1000)]);
+        Self {
+            config,
+            nodes,
+            node_count,
+            times,
+            habits,
+            batching,
+            delay,
+            disk,
+            sessions,
+            cuts,
+            jobs,
+            operations,
+            faults,
+        }
     }
 
     /// A job for the healed cluster.
@@ -205,10 +226,14 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
         liveness: Liveness { heartbeat: ms(500), suspect_after: 2, dead_after: ms(2000), rejoin: ms(3000) },
         max_running,
-        max_generations: 32,
+        encode_ahead: Duration::ZERO,
+        max_generating: 32,
         max_queue: 16,
         max_queue_bytes: 64 << 20,
         recovery,
+        rebalance: true,
+        avoid_stragglers: false,
+        ready_when: Default::default(),
         patience: Duration::from_secs(60),
         speeds: None,
         mixed_numerics: Default::default(),
@@ -296,7 +321,9 @@ fn job(
     let any = (!sessions.is_empty() && one_in(draw, 2)).then(|| draw.below(sessions.len()));
     let session = wanted.unwrap_or(any);
     loop {
+        let key = pick(draw, &[None, Some("moon"), Some("sun")]);
         let mut request = JobRequest {
+            labels: key.map(|key| (bounds::KEY.to_owned(), key.to_owned())).into_iter().collect(),
             id: Some(format!("client-{number}")),
             method: method(draw).filter(|_| session.is_none()),
             max_tokens: between(draw, 1, 12) as usize,

@@ -1,10 +1,10 @@
 //! The keys and values of a layer, kept from call to call. Attends to nothing.
 
-use super::tensors::TensorOps;
-use crate::{DType, KernelError};
+use super::elementwise::ElementwiseOps;
+use crate::{DType, Extra, KernelError};
 
 /// A cache of keys and values.
-pub trait KvOps: TensorOps {
+pub trait KvOps: ElementwiseOps {
     /// Keys and values of one layer, `(kv heads, tokens, head dim)` each; grows by `kv_append`.
     type Kv: Clone + Send + Sync + 'static;
 
@@ -15,6 +15,12 @@ pub trait KvOps: TensorOps {
 
     /// Wraps `k, v (kv heads, t, dim)`.
     fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
+    /// The same keys and values, whose scaled scores `s` are `cap tanh(s / cap)` from now on.
+    fn kv_capped(&self, kv: Self::Kv, cap: f32) -> Result<Self::Kv, KernelError> {
+        let _ = (kv, cap);
+        self.needs(Extra::ScoreCap)?;
+        unreachable!("a device that caps scores has caches that do")
+    }
     /// Appends rows in place, growing geometrically.
     fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
     /// Appends the rows of another cache in place.

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::queue::WorkQueue;
 use super::tensors::TensorOps;
 use crate::KernelError;
 
@@ -11,10 +12,15 @@ use crate::KernelError;
 pub type Exported<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
 
 /// Several devices of one process at one piece of work.
-pub trait Collectives: TensorOps {
+pub trait Collectives: TensorOps + WorkQueue {
     /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
     fn shared_rows(&self) -> usize {
         usize::MAX
+    }
+
+    /// Whether what several devices make of parts of a linear layer has the bits of what one makes of all of it.
+    fn parts_keep_bits(&self) -> bool {
+        true
     }
 
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
@@ -28,6 +34,9 @@ pub trait Collectives: TensorOps {
     }
 }
 
+/// What gives each member the whole, once its device has waited for it.
+pub type PendingGather<B> = Box<dyn FnOnce() -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send>;
+
 /// What puts tensors together.
 pub trait AllGather<B: TensorOps>: Send + Sync {
     /// The tensors of all members one after the other along `axis`, on `member`, whose own is `part`. Their sizes along it are
@@ -36,6 +45,26 @@ pub trait AllGather<B: TensorOps>: Send + Sync {
     /// # Errors
     /// [`KernelError::Abandoned`] once a member takes part no more; what the devices report.
     fn gather(&self, member: usize, part: &B::Tensor, sizes: &[usize], axis: usize) -> Result<B::Tensor, KernelError>;
+
+    /// [`AllGather::gather`] of all members' parts by one thread, which hands each device its work in turn: all alike.
+    ///
+    /// # Errors
+    /// What the devices report.
+    fn gather_all(&self, parts: &[B::Tensor], sizes: &[usize], axis: usize) -> Result<Vec<B::Tensor>, KernelError>;
+
+    /// [`AllGather::gather_all`] of what is large, beside what is asked of the devices until it is taken.
+    ///
+    /// # Errors
+    /// What the devices report.
+    fn gather_beside(
+        &self,
+        parts: &[B::Tensor],
+        sizes: &[usize],
+        axis: usize,
+    ) -> Result<PendingGather<B>, KernelError> {
+        let whole = self.gather_all(parts, sizes, axis)?;
+        Ok(Box::new(move || Ok(whole)))
+    }
 
     /// A member takes part no more: whoever waits for it, on the host or a device, need not.
     fn abandon(&self);
@@ -104,6 +133,21 @@ impl<B: Collectives> AllGather<B> for Rendezvous<B> {
             .map(|exported| Ok(exported(to)?.swap_remove(0)))
             .collect::<Result<Vec<_>, KernelError>>()?;
         to.concat(&parts, axis)
+    }
+
+    fn gather_all(&self, parts: &[B::Tensor], _: &[usize], axis: usize) -> Result<Vec<B::Tensor>, KernelError> {
+        // Memory of the host is everybody's.
+        if !self.members[0].queues() {
+            return Ok(vec![self.members[0].concat(parts, axis)?; self.members.len()]);
+        }
+        let exported = self.members.iter().zip(parts);
+        let exported =
+            exported.map(|(member, part)| member.export(vec![part.clone()])).collect::<Result<Vec<_>, _>>()?;
+        let put_together = |to: &Arc<B>| {
+            let parts = exported.iter().map(|exported| Ok(exported(to)?.swap_remove(0)));
+            to.concat(&parts.collect::<Result<Vec<_>, KernelError>>()?, axis)
+        };
+        self.members.iter().map(put_together).collect()
     }
 
     fn abandon(&self) {

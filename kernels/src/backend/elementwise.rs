@@ -1,7 +1,7 @@
 //! What is computed row by row between the products of a decoder. Multiplies by no weights of two sizes.
 
 use super::tensors::TensorOps;
-use crate::KernelError;
+use crate::{Activation, Extra, KernelError};
 
 /// Embedding, norm and activations.
 pub trait ElementwiseOps: TensorOps {
@@ -13,4 +13,51 @@ pub trait ElementwiseOps: TensorOps {
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+
+    /// Whether the device has an operation that only some decoders need.
+    fn has(&self, extra: Extra) -> bool {
+        let _ = extra;
+        false
+    }
+    /// Why it cannot do without.
+    ///
+    /// # Errors
+    /// [`KernelError::NoKernel`] where it does not have the operation.
+    fn needs(&self, extra: Extra) -> Result<(), KernelError> {
+        match self.has(extra) {
+            true => Ok(()),
+            false => Err(KernelError::NoKernel { operation: extra.name(), device: self.numerics() }),
+        }
+    }
+    /// [`ElementwiseOps::gated_silu`] by an activation.
+    fn gated(&self, gate_up: &Self::Tensor, activation: Activation) -> Result<Self::Tensor, KernelError> {
+        if activation == Activation::Silu {
+            return self.gated_silu(gate_up);
+        }
+        self.needs(Extra::Activations)?;
+        unreachable!("a device that has activations computes them")
+    }
+    /// `x + y`, both `(t, e)` in compute type.
+    fn sum(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor, KernelError> {
+        let _ = (x, y);
+        self.needs(Extra::Sums)?;
+        unreachable!("a device that has sums computes them")
+    }
+    /// `factor * x` of each element, in compute type.
+    fn multiple(&self, x: &Self::Tensor, factor: f32) -> Result<Self::Tensor, KernelError> {
+        let _ = (x, factor);
+        self.needs(Extra::Sums)?;
+        unreachable!("a device that has sums computes them")
+    }
+    /// `x (t, e)`, with `weights[i]` times row `i` of `y (n, e)` added to its row `rows[i]`; no row is named twice.
+    fn add_rows(
+        &self,
+        x: &Self::Tensor,
+        (rows, weights): (&[u32], &[f32]),
+        y: &Self::Tensor,
+    ) -> Result<Self::Tensor, KernelError> {
+        let _ = (x, rows, weights, y);
+        self.needs(Extra::Sums)?;
+        unreachable!("a device that has sums computes them")
+    }
 }

@@ -8,7 +8,8 @@ use crate::{Heads, KernelError};
 pub struct Rotary<'a> {
     /// Angle of each pair of elements at position 1, `(dim / 2)`.
     pub inv_freq: &'a [f32],
-    /// What cosines and sines are multiplied by: the attention factor of YaRN and LongRoPE.
+    /// What cosines and sines of pairs that turn are multiplied by: the attention factor of YaRN and LongRoPE. Pairs that do not,
+    /// whose angle is 0, are kept as they are.
     pub factor: f32,
 }
 

@@ -55,6 +55,15 @@ pub trait LinearOps: ElementwiseOps {
     ) -> Result<Self::Tensor, KernelError> {
         self.linear(&self.rms_norm(x, norm, eps)?, weight)
     }
+    /// [`ElementwiseOps::gated_silu`] of [`LinearOps::norm_linear`].
+    fn norm_gated(
+        &self,
+        x: &Self::Tensor,
+        norm: (&Self::Tensor, f32),
+        gate_up: &Self::Linear,
+    ) -> Result<Self::Tensor, KernelError> {
+        self.gated_silu(&self.norm_linear(x, norm, gate_up)?)
+    }
     /// [`LinearOps::linear_add`] of [`ElementwiseOps::gated_silu`] of [`LinearOps::norm_linear`], to `x` itself: what a decoder's
     /// layer ends with.
     fn norm_mlp(

@@ -13,7 +13,7 @@ use crate::backend::{
     Partial, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue,
 };
 use crate::operands::packed::check_parts;
-use crate::{Ask, DType, Heads, KernelError, KeySets, Mask, Selector};
+use crate::{Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Selector};
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
 const CPU_BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
@@ -140,6 +140,54 @@ impl ElementwiseOps for Cpu {
         })
     }
 
+    fn has(&self, _: Extra) -> bool {
+        true
+    }
+
+    fn gated(&self, gate_up: &CpuTensor, activation: Activation) -> Result<CpuTensor, KernelError> {
+        let (t, both) = matrix("gated", gate_up)?;
+        if activation == Activation::Silu || both % 2 != 0 {
+            return self.gated_silu(gate_up);
+        }
+        in_compute_type!(self, E => {
+            let values = elements::<E>("gated", gate_up)?;
+            tensor(&[t, both / 2], elementwise::gated(values, both / 2, activation, &self.compute))
+        })
+    }
+
+    fn sum(&self, x: &CpuTensor, y: &CpuTensor) -> Result<CpuTensor, KernelError> {
+        if x.dims() != y.dims() {
+            return Err(KernelError::shape("sum", "tensors of one shape", &[x.dims(), y.dims()]));
+        }
+        in_compute_type!(self, E => {
+            tensor(x.dims(), elementwise::sum(elements::<E>("sum", x)?, elements::<E>("sum", y)?, &self.compute))
+        })
+    }
+
+    fn multiple(&self, x: &CpuTensor, factor: f32) -> Result<CpuTensor, KernelError> {
+        in_compute_type!(self, E => {
+            tensor(x.dims(), elementwise::multiple(elements::<E>("multiple", x)?, factor, &self.compute))
+        })
+    }
+
+    fn add_rows(
+        &self,
+        x: &CpuTensor,
+        (rows, weights): (&[u32], &[f32]),
+        y: &CpuTensor,
+    ) -> Result<CpuTensor, KernelError> {
+        let (t, e) = matrix("add_rows", x)?;
+        let within = rows.iter().all(|row| (*row as usize) < t);
+        if y.dims() != [rows.len(), e] || weights.len() != rows.len() || !within {
+            let expected = format!("a row ({e}) and a weight for each of {} rows below {t}", rows.len());
+            return Err(KernelError::shape("add_rows", expected, &[y.dims(), &[weights.len()]]));
+        }
+        in_compute_type!(self, E => {
+            let (x, y) = (elements::<E>("add_rows", x)?, elements::<E>("add_rows", y)?);
+            tensor(&[t, e], elementwise::add_rows(x, (rows, weights), y, e))
+        })
+    }
+
     fn silu(&self, x: &CpuTensor) -> Result<CpuTensor, KernelError> {
         match x.dtype() {
             DType::Bf16 => tensor(x.dims(), elementwise::silu(elements::<bf16>("silu", x)?, &self.compute)),
@@ -220,6 +268,10 @@ impl KvOps for Cpu {
 
     fn kv(&self, k: &CpuTensor, v: &CpuTensor) -> Result<CpuKv, KernelError> {
         CpuKv::new(k, v, self.dtype, &self.compute)
+    }
+
+    fn kv_capped(&self, kv: CpuKv, cap: f32) -> Result<CpuKv, KernelError> {
+        Ok(kv.capped(cap, &self.compute))
     }
 
     fn kv_append(&self, kv: &mut CpuKv, k: &CpuTensor, v: &CpuTensor) -> Result<(), KernelError> {

@@ -1,11 +1,17 @@
 //! What touches each element once: norm, gated activation, rotation, and moves between layouts. Sums in f32, whatever is stored.
 
+mod gated;
+mod sums;
+
 use std::ops::Range;
 
 use super::compute::Compute;
 use super::lanes::{Element, Kernel, Lanes, load_some, store_some};
 use super::pool::{DisjointBuffer, Tasks, filled};
 use crate::{Heads, Rotary};
+
+pub(super) use gated::gated;
+pub(super) use sums::{add_rows, multiple, sum};
 
 /// Elements that a task takes.
 const ELEMENT_TASK: usize = 1 << 15;
@@ -191,6 +197,7 @@ impl Angles {
             for row in rows {
                 for (j, freq) in inv_freq.iter().enumerate() {
                     let (sin, cos) = (positions[row] as f32 * freq).sin_cos();
+                    let factor = if *freq == 0.0 { 1.0 } else { factor };
                     // SAFETY: the row of the output is this task's.
                     unsafe {
                         *to.at(row * 2 * half + j) = cos * factor;

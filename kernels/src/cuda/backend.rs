@@ -1,6 +1,7 @@
 //! A GPU as a backend: every capability by the operations beside this file.
 
 mod gathering;
+mod placing;
 mod sparse;
 
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::backend::{
     AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps, HostTensor,
     KvOps, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
 };
-use crate::{Ask, DType, Heads, KernelError, KeySets, Mask, Merging, PriorityGuard, Rank, Selector};
+use crate::{Ask, DType, DeviceGroup, Heads, KernelError, KeySets, Mask, Merging, PriorityGuard, Rank, Selector};
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
 /// the summaries before them.
@@ -177,6 +178,13 @@ impl LinearOps for Cuda {
             return self.products.gated_linear(&self.device, &self.norm_linear(x, norm, gate_up)?, down, x.clone());
         };
         self.linear_add(&gated, down, x.clone())
+    }
+
+    fn norm_gated(&self, x: &Tensor, norm: (&Tensor, f32), gate_up: &CudaLinear) -> Result<Tensor, KernelError> {
+        match self.products.norm_gated(&self.device, x, norm, gate_up, 0..gate_up.shape().0 / 2)? {
+            Some(gated) => Ok(gated),
+            None => self.gated_silu(&self.norm_linear(x, norm, gate_up)?),
+        }
     }
 
     fn linear_add_part(
@@ -380,6 +388,11 @@ impl Collectives for Cuda {
         if own { linear::FEW_PRODUCT_ROWS } else { 0 }
     }
 
+    /// The library chooses by how many outputs there are.
+    fn parts_keep_bits(&self) -> bool {
+        false
+    }
+
     fn export(&self, tensors: Vec<Tensor>) -> Result<Exported<Self>, KernelError> {
         let lending = exchange::Lending::of(tensors, &self.device, &self.signals)?;
         Ok(Box::new(move |to: &Self| lending.fetch(&to.device, &to.signals)))
@@ -391,6 +404,15 @@ impl Collectives for Cuda {
 }
 
 impl Cuda {
+    /// GPUs that compute as one, for a model of such heads.
+    ///
+    /// # Errors
+    /// [`KernelError::UnlikeDevices`] where they are not of one model, or do not reach each other's memory; as [`DeviceGroup::new`].
+    pub fn group(gpus: Vec<Self>, heads: Heads) -> Result<DeviceGroup<Self>, KernelError> {
+        gathering::check_alike(&gpus)?;
+        DeviceGroup::new(gpus.into_iter().map(Arc::new).collect(), heads)
+    }
+
     /// As `Collectives::all_gather`, by the kernel that waits for the others' even where all are on one GPU: for whoever runs nothing
     /// else there that could keep them from running at the same time.
     ///

@@ -45,8 +45,8 @@ pub struct Device {
     functions: HashMap<String, (sys::CUfunction, Overlap)>,
     staging: Staging,
     room: Occupancy,
-    /// The compute capability.
-    capability: (i32, i32),
+    /// What it runs of what was compiled.
+    code: driver::GpuCode,
     maps: Maps,
     queue: Queue,
     throttle: Throttle,
@@ -93,20 +93,16 @@ impl Device {
             return Err(KernelError::NoDevice { index, cause });
         }
         let context = CudaContext::new(index).map_err(missing)?;
-        let (major, minor) = context.compute_capability().map_err(missing)?;
-        if !driver::has_kernels((major, minor)) {
-            let cause = format!("it is of compute capability {major}.{minor}; {} is needed", driver::COMPILED);
-            return Err(KernelError::NoDevice { index, cause });
-        }
+        let code = driver::code(context.compute_capability().map_err(missing)?);
+        let code = code.map_err(|cause| KernelError::NoDevice { index, cause })?;
         // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(missing)?;
         let room = Occupancy::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
         let (functions, maps, queue) = Default::default();
-        let capability = (major, minor);
         let throttle = Throttle::of(index);
-        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, throttle };
+        let mut device = Self { context, stream, functions, staging, room, code, maps, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -148,7 +144,10 @@ impl Device {
                         unsafe { result::function::set_function_attribute(function, large, limit)? };
                     }
                     let among = |names: &[&str]| names.iter().any(|beginning| name.starts_with(beginning));
-                    let overlap = Overlap { follows: self.capability.0 >= 9 && among(FOLLOWERS), early: among(EARLY) };
+                    let overlap = Overlap {
+                        follows: self.code >= driver::GpuCode::Chained && among(FOLLOWERS),
+                        early: among(EARLY),
+                    };
                     self.functions.insert(full, (function, overlap));
                 }
             }
@@ -223,7 +222,7 @@ impl Device {
 
     /// Whether code for sm_90a runs.
     pub(super) fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
+        self.code == driver::GpuCode::Warpgroups
     }
 
     pub(super) fn known_maps(&self) -> &Maps {

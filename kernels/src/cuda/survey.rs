@@ -3,7 +3,7 @@
 use cudarc::driver::{CudaContext, result, sys};
 use cudarc::{cublaslt, cudnn};
 
-use super::device::driver::{dotted, driver_version, has_kernels, too_old, words_of};
+use super::device::driver::{GpuCode, code, dotted, driver_version, too_old, words_of};
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,7 +32,17 @@ pub struct Gpu {
 impl Gpu {
     /// Whether kernels are compiled for it.
     pub fn usable(&self) -> bool {
-        has_kernels(self.capability)
+        code(self.capability).is_ok()
+    }
+
+    /// What is worth knowing of how it computes, beside others that are usable.
+    pub fn remark(&self) -> Option<&'static str> {
+        match code(self.capability) {
+            Ok(GpuCode::Warpgroups) => None,
+            Ok(_) if self.capability.0 == 8 => Some("on the A100's path: no warpgroups, no tile copies"),
+            Ok(_) => Some("by PTX that the driver compiles at the first start, on the plain path: never measured"),
+            Err(_) => None,
+        }
     }
 }
 

@@ -104,6 +104,24 @@ impl KeySets {
             .sum()
     }
 
+    /// Those of some heads.
+    pub(crate) fn of_heads(&self, heads: Range<usize>) -> Self {
+        let count = heads.len();
+        let lists: Vec<Vec<Range<u32>>> =
+            heads.flat_map(|head| (0..self.groups).map(move |group| self.ranges(head, group).to_vec())).collect();
+        Self::new(count, self.rows, &lists).expect("lists that were in order are")
+    }
+
+    /// Those of all heads of the first, then of the next, of the same groups.
+    fn joined(all: &[Self]) -> Result<Self, KernelError> {
+        let heads = all.iter().map(|sets| sets.heads).sum();
+        let of = |sets: &Self| {
+            let lists = 0..sets.heads * sets.groups;
+            lists.map(|list| sets.ranges(list / sets.groups, list % sets.groups).to_vec()).collect::<Vec<_>>()
+        };
+        Self::new(heads, all.first().map_or(0, |sets| sets.rows), &all.iter().flat_map(of).collect::<Vec<_>>())
+    }
+
     /// One past the last key of any list.
     pub(crate) fn end(&self) -> usize {
         self.ranges.iter().map(|range| range.end as usize).max().unwrap_or(0)
@@ -125,6 +143,12 @@ impl<'a> Selection<'a> {
     /// Lists of a sequence of so many queries that are there.
     pub(crate) fn of(keys: KeySets, queries: usize) -> Self {
         Self::new(keys.pairs(queries), move || Ok(keys.clone()))
+    }
+
+    /// Of all heads of the first, then of the next.
+    pub(crate) fn joined(all: Vec<Self>) -> Self {
+        let pairs = all.iter().map(|selection| selection.pairs).sum();
+        Self::new(pairs, move || KeySets::joined(&all.iter().map(Self::lists).collect::<Result<Vec<_>, _>>()?))
     }
 
     /// Pairs of a row and a selected key that does not come after it, over all heads.

@@ -29,6 +29,17 @@ pub enum Mask {
 }
 
 impl Mask {
+    /// The same over keys that begin at a later token, where it counts tokens.
+    #[must_use]
+    pub fn beginning_at(self, token: usize) -> Self {
+        match self {
+            Self::Streaming { sink, window, first_row, first_key } => {
+                Self::Streaming { sink, window, first_row, first_key: first_key + token }
+            }
+            other => other,
+        }
+    }
+
     /// End of the keys that row `row` of `queries` sees among `keys`.
     pub(crate) fn visible(self, row: usize, queries: usize, keys: usize) -> usize {
         match self {

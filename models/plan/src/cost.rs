@@ -253,6 +253,8 @@ mod tests {
         vocab: 128_256,
         kv_bytes_per_element: 2,
         rope: RopeLength::Any,
+        windowed_layers: 0,
+        window: 0,
     };
 
     fn cost(method: &str, hosts: usize) -> Cost {

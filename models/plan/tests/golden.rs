@@ -24,6 +24,8 @@ fn shape(model: &str) -> ModelShape {
         vocab: size("vocab_size"),
         kv_bytes_per_element: 4,
         rope: RopeLength::Any,
+        windowed_layers: 0,
+        window: 0,
     }
 }
 

@@ -1,8 +1,10 @@
 //! What is asked of a chat template, and what comes of it. Renders nothing itself.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::date::TemplateDate;
 use super::refusal::TemplateRefusal;
@@ -18,6 +20,12 @@ pub struct RenderOptions {
     pub question: Option<(usize, usize)>,
     /// What `strftime_now` tells.
     pub date: TemplateDate,
+    /// Tools that the model may call, as OpenAI's clients describe them.
+    #[serde(default)]
+    pub tools: Vec<Value>,
+    /// Further variables: `chat_template_kwargs` of other servers.
+    #[serde(default)]
+    pub variables: BTreeMap<String, Value>,
 }
 
 /// How a rendering ends.
@@ -76,7 +84,7 @@ impl Ending {
 impl RenderOptions {
     /// A conversation that the model answers, on this date.
     pub fn on(date: TemplateDate) -> Self {
-        Self { ending: Ending::default(), question: None, date }
+        Self { ending: Ending::default(), question: None, date, tools: Vec::new(), variables: BTreeMap::new() }
     }
 
     /// The same, with the byte of a turn's text where the question begins.

@@ -2,6 +2,7 @@
 
 mod engine;
 mod python;
+mod subject;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use super::refusal::TemplateRefusal;
 use super::render::{Ending, Render, RenderOptions, Rendered};
 use super::turn::{ChatTurn, Speaker};
 use engine::Engine;
+use subject::Subject;
 
 /// A chat template as the checkpoint has it, with what it may name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,6 +47,11 @@ impl TemplateSource {
         &self.origin
     }
 
+    /// It has a place for tools.
+    pub fn takes_tools(&self) -> bool {
+        self.text.contains("tools")
+    }
+
     /// Renders within this process, whose memory and time nothing bounds but instructions and the length of what is written.
     pub fn in_process(self) -> Box<dyn Render> {
         Box::new(self)
@@ -56,13 +63,14 @@ impl Render for TemplateSource {
         let names = self.found.get_or_init(|| TemplateNames::new(&self.names).map_err(|error| error.to_string()));
         let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
         let engine = Engine::new(&self.text, &self.variables, options)?;
-        let (texts, continued) = self.texts(turns, options)?;
-        let plain = engine.write(&messages(turns, &texts))?;
+        let subject = Subject { turns, options };
+        let (texts, continued) = self.texts(subject)?;
+        let plain = engine.write(&subject.input(&texts))?;
         let length = match continued {
             Some(last) => continued_length(&plain, last)?,
             None => plain.len(),
         };
-        let rendering = Rendering { source: self, engine: &engine, names, turns, texts: &texts, plain: &plain };
+        let rendering = Rendering { source: self, engine: &engine, names, subject, texts: &texts, plain: &plain };
         let (mut literals, question_at) = rendering.places(options.question)?;
         literals.retain(|literal| literal.start < length);
         literals.last_mut().into_iter().for_each(|last| last.end = last.end.min(length));
@@ -74,14 +82,11 @@ impl Render for TemplateSource {
 }
 
 impl TemplateSource {
-    /// The messages' texts as the template gets them, and the last one's own where it is gone on with.
-    fn texts<'t>(
-        &self,
-        turns: &'t [ChatTurn],
-        options: &RenderOptions,
-    ) -> Result<(Vec<Cow<'t, str>>, Option<&'t str>), TemplateRefusal> {
-        let mut texts: Vec<Cow<str>> = turns.iter().map(|turn| turn.text.as_str().into()).collect();
-        let Some(last) = texts.last_mut() else {
+    /// The texts as the template gets them, and the last message's own where it is gone on with.
+    fn texts<'t>(&self, subject: Subject<'t>) -> Result<(Vec<Cow<'t, str>>, Option<&'t str>), TemplateRefusal> {
+        let Subject { turns, options } = subject;
+        let mut texts: Vec<Cow<str>> = subject.texts().into_iter().map(Cow::from).collect();
+        let Some(last) = texts[..turns.len()].last_mut() else {
             return Err(TemplateRefusal::Unfit("a conversation has no message".to_owned()));
         };
         if options.ending != Ending::LastMessage {
@@ -109,10 +114,6 @@ fn continued_length(plain: &str, last: &str) -> Result<usize, TemplateRefusal> {
     }
 }
 
-fn messages<'t>(turns: &[ChatTurn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t str)> {
-    turns.iter().zip(texts).map(|(turn, text)| (turn.speaker, text.as_ref())).collect()
-}
-
 /// Literals, and where the question begins.
 type FoundPlaces = (Vec<Range<usize>>, Option<usize>);
 
@@ -121,7 +122,7 @@ struct Rendering<'r> {
     source: &'r TemplateSource,
     engine: &'r Engine,
     names: &'r TemplateNames,
-    turns: &'r [ChatTurn],
+    subject: Subject<'r>,
     texts: &'r [Cow<'r, str>],
     plain: &'r str,
 }
@@ -129,13 +130,18 @@ struct Rendering<'r> {
 impl Rendering<'_> {
     /// Which names are text, and where the question begins.
     fn places(&self, question: Option<(usize, usize)>) -> Result<FoundPlaces, TemplateRefusal> {
-        let within: Vec<Places> = self.turns.iter().map(|turn| self.names.within(&turn.text)).collect();
+        let plain = self.subject.texts();
+        let within: Vec<Places> = plain.iter().map(|text| self.names.within(text)).collect();
+        if let Some(key) = self.subject.keys().into_iter().find(|key| !self.names.within(key).names.is_empty()) {
+            let cause = format!("the field {key:?} of a tool or call names a special token; call it something else");
+            return Err(TemplateRefusal::Unfit(cause));
+        }
         let question = question.map(|at| self.checked(at)).transpose()?;
         if question.is_none() && within.iter().all(Places::is_empty) {
             return Ok((Vec::new(), None));
         }
         let known = [self.source.text.as_str()].into_iter().chain(self.source.variables.values().map(String::as_str));
-        let marks = Marks::apart_from(known.chain(self.turns.iter().map(|turn| turn.text.as_str())))
+        let marks = Marks::apart_from(known.chain(plain))
             .ok_or_else(|| TemplateRefusal::Unfit("messages have each character of private use".to_owned()))?;
         if let Some(found) = self.marked(marks, &within, question)? {
             return Ok(found);
@@ -151,7 +157,7 @@ impl Rendering<'_> {
 
     /// The turn and the byte, if there is such a character.
     fn checked(&self, (turn, byte): (usize, usize)) -> Result<(usize, usize), TemplateRefusal> {
-        match self.turns.get(turn).filter(|turn| turn.text.is_char_boundary(byte)) {
+        match self.subject.turns.get(turn).filter(|turn| turn.text.is_char_boundary(byte)) {
             Some(_) => Ok((turn, byte)),
             None => Err(TemplateRefusal::Unfit(format!("no character begins at byte {byte} of message {turn}"))),
         }
@@ -173,7 +179,7 @@ impl Rendering<'_> {
         });
         let texts: Vec<Cow<str>> = texts.collect();
         let mut compared = Compared::with(self.plain, marks);
-        match self.engine.write_to(&messages(self.turns, &texts), &mut compared) {
+        match self.engine.write_to(&self.subject.input(&texts), &mut compared) {
             Err(TemplateRefusal::Limit(cause)) if !compared.differs() => return Err(TemplateRefusal::Limit(cause)),
             Err(_) => return Ok(None),
             Ok(()) => {}
@@ -194,7 +200,7 @@ impl Rendering<'_> {
                 alone[at].points.clear();
             }
             if !alone[at].is_empty() && self.marked(marks, &alone, None)?.is_none() {
-                if self.turns[at].speaker != Speaker::Assistant {
+                if self.subject.turns.get(at).is_none_or(|turn| turn.speaker != Speaker::Assistant) {
                     return Err(self.looked_for(at, &alone[at]));
                 }
                 continue;
@@ -207,18 +213,19 @@ impl Rendering<'_> {
     }
 
     fn looked_for(&self, at: usize, places: &Places) -> TemplateRefusal {
-        let text = &self.turns[at].text;
+        let text = self.subject.texts()[at];
         let name = places.names.first().map_or("", |name| &text[name.clone()]);
+        let place = if at < self.subject.turns.len() { format!("message {at}") } else { "a tool or call".to_owned() };
         TemplateRefusal::Unfit(format!(
-            "it looks for {name:?}, which names a special token, in message {at}; take that out, or ask without the template"
+            "it looks for {name:?}, which names a special token, in {place}; take that out, or ask without the template"
         ))
     }
 
     /// The byte up to which nothing depends on the question: where the rendering of another one begins to differ.
     fn where_questions_part(&self, marks: Marks, (turn, byte): (usize, usize)) -> Result<usize, TemplateRefusal> {
         let mut texts = self.texts.to_vec();
-        texts[turn] = format!("{}{}", &self.turns[turn].text[..byte], marks.stand_in()).into();
-        let other = match self.engine.write(&messages(self.turns, &texts)) {
+        texts[turn] = format!("{}{}", &self.subject.turns[turn].text[..byte], marks.stand_in()).into();
+        let other = match self.engine.write(&self.subject.input(&texts)) {
             Ok(other) => other,
             Err(TemplateRefusal::Limit(cause)) => return Err(TemplateRefusal::Limit(cause)),
             // It takes no other question: nothing is known to be the same.

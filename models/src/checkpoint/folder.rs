@@ -204,8 +204,8 @@ fn nothing(path: &Path, hub: Option<&Path>, look: PathLookup<'_>) -> Result<Mode
             format!(", but the hub's cache has {repository}: write path = \"{}\"", cached.display())
         }
         _ => format!(
-            ", and nothing is downloaded here: if {repository} is a name of the Hugging Face hub, `hf download {repository} \
-             --local-dir FOLDER`"
+            ", and nothing is downloaded by itself: if {repository} is a name of the Hugging Face hub, `asterism model pull \
+             {repository}`"
         ),
     }))
 }
@@ -351,7 +351,10 @@ mod tests {
             ("/lora", vec!["merge_and_unload"]),
             ("/current", vec!["/current is a link to /gone, which is not there"]),
             ("/her", vec!["no config.json in /her: there is no such folder", "did you mean here?"]),
-            ("/work/Qwen/Qwen2.5-7B", vec!["no such folder", "hf download Qwen/Qwen2.5-7B", "nothing is downloaded"]),
+            (
+                "/work/Qwen/Qwen2.5-7B",
+                vec!["no such folder", "asterism model pull Qwen/Qwen2.5-7B", "nothing is downloaded"],
+            ),
             ("/work/org/my model", vec!["there is no such folder; name a Hugging Face model folder"]),
         ] {
             let stated = disk.refuses(path);

@@ -133,11 +133,11 @@ pub(super) fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         all.push((weight(names.head), vec![vocab, hidden]));
     }
     for at in 0..config.layers {
-        let norms = layer.norms(hidden).into_iter().chain(layer.norms_of_heads(heads).into_iter().flatten());
+        let norms = layer.norms(hidden, heads);
         all.extend(norms.map(|(name, width)| (weight(&layer.name(at, name)), vec![width])));
         for LinearSpec { parts, inputs, biased } in layer.linears(hidden, heads) {
             for (name, outputs) in parts {
-                let name = layer.name(at, name);
+                let name = layer.name(at, &name);
                 all.push((weight(&name), vec![outputs, inputs]));
                 if biased {
                     all.push((format!("{name}.bias"), vec![outputs]));

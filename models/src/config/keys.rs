@@ -57,18 +57,35 @@ pub(super) const KEYS: &[Key] = &[
     computed("layer_types"),
     computed("use_sliding_window"),
     computed("max_window_layers"),
+    computed("hidden_act"),
+    computed("hidden_activation"),
+    computed("query_pre_attn_scalar"),
+    computed("attn_logit_softcapping"),
+    computed("final_logit_softcapping"),
+    computed("use_bidirectional_attention"),
+    computed("sliding_window_pattern"),
+    computed("no_rope_layers"),
+    computed("no_rope_layer_interval"),
+    computed("num_local_experts"),
+    computed("num_experts"),
+    computed("num_experts_per_tok"),
+    computed("norm_topk_prob"),
+    computed("moe_intermediate_size"),
+    computed("decoder_sparse_step"),
+    computed("mlp_only_layers"),
     computed("attention_bias"),
     computed("mlp_bias"),
     computed("rope_scaling"),
     computed("rope_parameters"),
     computed("rope_theta"),
+    computed("rope_local_base_freq"),
     computed("partial_rotary_factor"),
     computed("original_max_position_embeddings"),
-    only("hidden_act", &[r#""silu""#, r#""swish""#], "the gated MLP is computed with silu"),
     only("is_causal", &["true"], "every token sees those before it, and no other"),
     only("is_encoder_decoder", &["false"], "decoders alone are computed"),
     only("attention_chunk_size", &["null"], "attention in chunks is not computed"),
     only("kv_sharing_modes", &["null"], "every layer has keys and values of its own"),
+    only("clip_qkv", &["null"], "queries, keys and values are not clipped"),
     only("configuration_files", &["null", "[]"], "no other file is read: put what counts into this one"),
     only("transformers_weights", &["null"], "weights are model.safetensors, or what its index names"),
     only("per_layer_config", &["null", "{}"], "all layers are alike"),
@@ -77,13 +94,19 @@ pub(super) const KEYS: &[Key] = &[
     unused("architectures"),
     unused("attention_dropout"),
     unused("auto_map"),
+    unused("cache_implementation"),
     unused("dtype"),
+    unused("embd_pdrop"),
     unused("initializer_range"),
     unused("output_attentions"),
     unused("output_hidden_states"),
     unused("pad_token_id"),
+    unused("output_router_logits"),
     unused("pretraining_tp"),
+    unused("resid_pdrop"),
     unused("return_dict"),
+    unused("router_aux_loss_coef"),
+    unused("router_jitter_noise"),
     unused("tie_last_hidden_states"),
     unused("torch_dtype"),
     unused("transformers_version"),
@@ -168,6 +191,14 @@ impl Fields {
     /// A finite number above 0.
     pub fn positive(&self, name: &'static str) -> Result<f64, ModelError> {
         positive(name, self.value(name))
+    }
+
+    /// [`Fields::positive`], or none; none of a class that does not have the key.
+    pub fn positive_or_none(&self, name: &'static str) -> Result<Option<f64>, ModelError> {
+        match self.value(name) {
+            Value::Null => Ok(None),
+            value => positive(name, value).map(Some),
+        }
     }
 
     /// Token ids: one, several or none. What is no id of any vocabulary, as -1, stands for none.

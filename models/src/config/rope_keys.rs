@@ -1,7 +1,7 @@
 //! The rotary keys of config.json: flat in transformers 4, in `rope_parameters` in transformers 5, and what of them wins. Computes no
 //! frequency.
 
-use std::sync::LazyLock;
+use std::{borrow::Cow, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
@@ -29,22 +29,52 @@ macro_rules! name {
 /// What a config.json says of rotation, read by the rules of transformers: the one dictionary that counts, and keys beside it.
 struct RopeKeys<'a> {
     fields: &'a Fields,
-    keys: &'a Map<String, Value>,
+    keys: Cow<'a, Map<String, Value>>,
     old: bool,
     max_position: usize,
 }
 
-/// The rotary embedding of heads of `dim` elements, and the tokens that it is meant for: what vLLM takes a model to be of too.
+/// How heads turn.
+pub(super) struct Turning {
+    /// The rotary embedding.
+    pub rope: Rope,
+    /// That of layers with a window, where they have one of their own.
+    pub local: Option<Rope>,
+    /// Elements of a head that turn.
+    pub turned: usize,
+    /// The tokens that it is meant for: what vLLM takes a model to be of too.
+    pub usable: usize,
+}
+
+/// How heads of `dim` elements turn.
 ///
 /// # Errors
 /// For what transformers does not compute, or could not.
-pub(super) fn read(fields: &Fields, dim: usize, max_position: usize) -> Result<(Rope, usize), ModelError> {
-    let keys = RopeKeys::of(fields, max_position)?;
+pub(super) fn read(fields: &Fields, dim: usize, max_position: usize) -> Result<Turning, ModelError> {
+    if !fields.family.local_rope {
+        let (rope, turned, usable) = RopeKeys::of(fields, max_position)?.rope("rope_theta", dim)?;
+        return Ok(Turning { rope, local: None, turned, usable });
+    }
+    let (rope, turned, usable) = RopeKeys::of_type(fields, "full_attention", max_position)?.rope("rope_theta", dim)?;
+    let local = RopeKeys::of_type(fields, "sliding_attention", max_position)?.rope("rope_local_base_freq", dim)?.0;
+    Ok(Turning { rope, local: Some(local), turned, usable })
+}
+
+/// The embedding, the elements of a head that turn, and the tokens that it is meant for; `base` is the key beside that has its base.
+fn resolved(keys: &RopeKeys<'_>, base: &'static str, dim: usize) -> Result<(Rope, usize, usize), ModelError> {
+    let (fields, max_position) = (keys.fields, keys.max_position);
     let theta = match keys.keys.get("rope_theta") {
         Some(theta) => positive(keys.name(name!("rope_theta")), theta)?,
-        None => fields.positive("rope_theta")?,
+        None => fields.positive(base)?,
     };
-    let scaling = keys.scaling(theta, dim)?;
+    let turned = match (fields.family.partial_rotation, keys.share()?) {
+        (true, share) => (dim as f64 * share) as usize,
+        (false, _) => dim,
+    };
+    if turned == 0 || !turned.is_multiple_of(2) {
+        return Err(refused("partial_rotary_factor", turned, format!("an even part of {dim} elements turns")));
+    }
+    let scaling = keys.scaling(theta, turned)?;
     let times = |tokens: f64, factor: f64| (tokens * factor).min(1e9) as usize;
     let usable = match &scaling {
         RopeScaling::Linear { factor } => times(max_position as f64, f64::from(*factor)),
@@ -52,7 +82,7 @@ pub(super) fn read(fields: &Fields, dim: usize, max_position: usize) -> Result<(
         RopeScaling::Yarn(yarn) => times(yarn.original, yarn.factor),
         _ => max_position,
     };
-    Ok((Rope { theta, scaling }, usable.max(max_position)))
+    Ok((Rope { theta, scaling }, turned, usable.max(max_position)))
 }
 
 /// A base that the file has where it is not read: it was there before `rope_scaling` was added.
@@ -82,7 +112,36 @@ impl<'a> RopeKeys<'a> {
             other => Err(refused(name, described(other), "expected a dictionary, or null")),
         };
         let (old, new) = (dictionary("rope_scaling")?, dictionary("rope_parameters")?);
-        Ok(Self { fields, keys: old.or(new).unwrap_or(&NONE), old: old.is_some(), max_position })
+        Ok(Self { fields, keys: Cow::Borrowed(old.or(new).unwrap_or(&NONE)), old: old.is_some(), max_position })
+    }
+
+    /// Of layers of a type, where each has a dictionary of its own; `rope_scaling` is that of layers without a window.
+    fn of_type(fields: &'a Fields, kind: &'static str, max_position: usize) -> Result<Self, ModelError> {
+        let nested = match fields.value("rope_parameters") {
+            Value::Null => None,
+            Value::Object(types) if types.values().all(|value| value.is_object() || value.is_null()) => types.get(kind),
+            other => {
+                return Err(refused(
+                    "rope_parameters",
+                    described(other),
+                    "expected a dictionary for each type of layer",
+                ));
+            }
+        };
+        let mut keys = nested.and_then(Value::as_object).cloned().unwrap_or_default();
+        let old = match fields.value("rope_scaling") {
+            Value::Object(old) if kind == "full_attention" => {
+                keys.extend(old.clone());
+                true
+            }
+            Value::Null | Value::Object(_) => false,
+            other => return Err(refused("rope_scaling", described(other), "expected a dictionary, or null")),
+        };
+        Ok(Self { fields, keys: Cow::Owned(keys), old, max_position })
+    }
+
+    fn rope(&self, base: &'static str, dim: usize) -> Result<(Rope, usize, usize), ModelError> {
+        resolved(self, base, dim)
     }
 
     fn name(&self, name: &RopeKeyName) -> &'static str {
@@ -96,7 +155,11 @@ impl<'a> RopeKeys<'a> {
             Some(other) => return Err(refused(self.name(name!("rope_type")), described(other), "expected a name")),
         };
         let share = self.share()?;
-        if share != 1.0 && kind != "proportional" {
+        if let Some(types) = self.fields.family.rope_types.filter(|types| !types.contains(&kind)) {
+            return Err(refused(self.name(name!("rope_type")), kind, format!("this family has {}", types.join(", "))));
+        }
+        let kind = if self.fields.family.rope_types.is_some() && kind != "default" { "longrope" } else { kind };
+        if share != 1.0 && kind != "proportional" && !self.fields.family.partial_rotation {
             return Err(refused("partial_rotary_factor", share, "the whole head is rotated"));
         }
         match kind {
@@ -197,7 +260,7 @@ impl<'a> RopeKeys<'a> {
     /// Positions of the pre-training: beside the dictionary, in it, or those of the model.
     fn original(&self) -> Result<f64, ModelError> {
         let key = name!("original_max_position_embeddings");
-        if self.fields.has(key.plain) {
+        if self.fields.has(key.plain) || !self.fields.value(key.plain).is_null() {
             return self.fields.positive(key.plain);
         }
         let given = self.keys.get(key.plain).map(|given| positive(self.name(key), given)).transpose()?;

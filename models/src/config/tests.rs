@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::family::Biases;
 
 fn base() -> Value {
     json!({
@@ -140,34 +141,60 @@ fn a_refusal_names_the_key_and_the_quantisation() {
 }
 
 #[test]
-fn a_sliding_window_bounds_what_a_model_is_used_for() {
-    let limit = |changes: Value| with(changes).map(|config| (config.max_position, config.limiting_key())).unwrap();
-    let (whole, windowed) = ((2048, "max_position_embeddings"), (1024, "sliding_window"));
+fn layers_have_the_windows_that_their_class_masks_with() {
+    let windows = |changes: Value| {
+        let config = with(changes).unwrap();
+        assert_eq!((config.max_position, config.limiting_key()), (2048, "max_position_embeddings"));
+        config.attention.iter().map(|layer| layer.window).collect::<Vec<_>>()
+    };
+    let (none, both, second) = ([None, None], [Some(1024), Some(1024)], [None, Some(1024)]);
     let qwen = |changes: Value| {
         let mut all = json!({"model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 1024});
         all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        limit(all)
+        windows(all)
     };
-    assert_eq!(qwen(json!({})), whole);
-    assert_eq!(qwen(json!({"use_sliding_window": true})), whole, "28 layers before the first that slides");
-    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 1})), windowed);
-    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0})), windowed);
+    assert_eq!(qwen(json!({})), none);
+    assert_eq!(qwen(json!({"use_sliding_window": true})), none, "28 layers before the first that slides");
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 1})), second);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0})), both);
     let types = json!(["full_attention", "sliding_attention"]);
-    assert_eq!(qwen(json!({"use_sliding_window": true, "layer_types": types})), windowed);
-    assert_eq!(
-        qwen(json!({"use_sliding_window": true, "max_window_layers": 0, "layer_types": ["attention", "attention"]})),
-        whole
-    );
-    let mistral = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 1024});
-    assert_eq!(limit(mistral), windowed);
-    let unlimited = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": null});
-    assert_eq!(limit(unlimited), whole);
-    let absent = json!({"model_type": "mistral", "num_key_value_heads": 2, "max_position_embeddings": 32768});
-    assert_eq!(limit(absent.clone()), (4096, "sliding_window"), "the class has a window of 4096");
-    let notes = with(absent).unwrap().notes;
-    assert!(notes[0].contains("of 32768 tokens the model is used for 4096"), "{notes:?}");
-    assert_eq!(limit(json!({"sliding_window": 1024})), windowed);
-    assert_eq!(limit(json!({"sliding_window": 4096})), whole);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "layer_types": types})), second);
+    let types = json!(["attention", "attention"]);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0, "layer_types": types})), none);
+    let mistral =
+        |window: Value| windows(json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": window}));
+    assert_eq!((mistral(json!(1024)), mistral(json!(null))), (both.to_vec(), none.to_vec()));
+    let absent = json!({"model_type": "mistral", "num_key_value_heads": 2});
+    assert_eq!(windows(absent), [Some(4096), Some(4096)], "the class has a window of 4096");
+    let gemma = |changes: Value| {
+        let mut all = json!({"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 8});
+        all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        with(all).unwrap().attention
+    };
+    let layer = |window, rotation| LayerAttention { window, rotation };
+    let (local, global) = (layer(Some(8), Rotation::Local), layer(None, Rotation::Global));
+    assert_eq!(gemma(json!({})), [local; 3]);
+    assert_eq!(gemma(json!({"sliding_window_pattern": 2})), [local, global, local]);
+    let still = with(json!({"model_type": "smollm3", "no_rope_layers": [0, 1]})).unwrap().attention;
+    assert_eq!(still, [layer(None, Rotation::Still), global]);
+}
+
+#[test]
+fn a_window_that_a_llama_does_not_declare_bounds_it() {
+    let limit = |changes: Value| with(changes).map(|config| (config.max_position, config.limiting_key())).unwrap();
+    assert_eq!(limit(json!({"sliding_window": 1024})), (1024, "sliding_window"));
+    assert_eq!(limit(json!({"sliding_window": 4096})), (2048, "max_position_embeddings"));
+    let notes = with(json!({"sliding_window": 1024})).unwrap().notes;
+    assert!(notes[0].contains("of 2048 tokens the model is used for 1024"), "{notes:?}");
+}
+
+#[test]
+fn what_a_decoder_needs_of_a_device_is_known_before_it_is_loaded() {
+    let extras = |changes: Value| with(changes).unwrap().extras();
+    assert_eq!(extras(json!({})), []);
+    assert_eq!(extras(json!({"model_type": "mistral", "num_key_value_heads": 2})), []);
+    assert_eq!(extras(json!({"model_type": "gemma2"})), [Extra::Activations, Extra::Sums, Extra::ScoreCap]);
+    assert_eq!(extras(json!({"model_type": "mixtral", "num_key_value_heads": 2})), [Extra::Sums]);
 }
 
 #[test]
@@ -178,10 +205,13 @@ fn what_a_file_does_not_have_its_class_has() {
     assert_eq!((llama.vocab, llama.layer.feed_forward.intermediate(), llama.max_position), (32_000, 11_008, 2048));
     assert_eq!((llama.bos, llama.eos, llama.eps), (Some(1), vec![2], 1e-6));
     let mistral = read(r#"{"model_type": "mistral"}"#);
-    assert_eq!((mistral.heads.kv, mistral.layer.feed_forward.intermediate(), mistral.max_position), (8, 14_336, 4096));
+    assert_eq!(
+        (mistral.heads.kv, mistral.layer.feed_forward.intermediate(), mistral.window(0)),
+        (8, 14_336, Some(4096))
+    );
     let qwen = read(r#"{"model_type": "qwen2"}"#);
     assert_eq!((qwen.vocab, qwen.layer.feed_forward.intermediate(), qwen.max_position), (151_936, 22_016, 32_768));
-    assert_eq!((qwen.bos, qwen.eos.as_slice(), qwen.window), (None, &[][..], None));
+    assert_eq!((qwen.bos, qwen.eos.as_slice(), qwen.window(0)), (None, &[][..], None));
 }
 
 #[test]

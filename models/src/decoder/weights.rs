@@ -3,11 +3,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use asterism_kernels::{Backend, HostTensor};
+use asterism_kernels::{Backend, DType, HostTensor};
 
+use super::stored::{borrowed, permuted, with_offset};
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError,
-    family::{LinearSpec, NormSpec},
+    family::{FeedForward, LinearSpec, NormSpec},
 };
 
 /// What every decoder has.
@@ -17,14 +18,22 @@ pub(super) struct Body<B: Backend> {
 }
 
 pub(super) struct LayerWeights<B: Backend> {
-    pub attention_norm: B::Tensor,
+    /// Before attention and before what follows it.
+    pub norms_before: Option<[B::Tensor; 2]>,
+    /// Behind both.
+    pub norms_behind: Option<[B::Tensor; 2]>,
     pub qkv: B::Linear,
-    /// Of each head of queries, and of keys.
+    /// Of queries, and of keys.
     pub head_norms: Option<[B::Tensor; 2]>,
     pub output: B::Linear,
-    pub mlp_norm: B::Tensor,
-    pub gate_up: B::Linear,
-    pub down: B::Linear,
+    pub feed_forward: FeedForwardWeights<B>,
+}
+
+pub(super) enum FeedForwardWeights<B: Backend> {
+    /// Gate and up, and down.
+    Gated([B::Linear; 2]),
+    /// The same of each expert, and what chooses them.
+    Experts { router: B::Linear, experts: Vec<[B::Linear; 2]> },
 }
 
 pub(super) struct Head<B: Backend> {
@@ -140,21 +149,26 @@ impl<'a, B: Backend> Loader<'a, B> {
     fn layer(&self, layer: usize) -> Result<LayerWeights<B>, ModelError> {
         let &ModelConfig { hidden, heads, layer: ref spec, .. } = self.config;
         let norm = |(name, width): NormSpec| self.norm(&spec.name(layer, name), width);
-        let linear = |linear: &LinearSpec| self.linear(|name| spec.name(layer, name), linear);
-        let ([attention_norm, mlp_norm], [qkv, output, gate_up, down]) =
-            (spec.norms(hidden), spec.linears(hidden, heads));
-        let head_norms = match spec.norms_of_heads(heads) {
-            Some([query, key]) => Some([norm(query)?, norm(key)?]),
-            None => None,
+        let norms = |both: Option<[NormSpec; 2]>| match both {
+            Some([one, other]) => Ok::<_, ModelError>(Some([norm(one)?, norm(other)?])),
+            None => Ok(None),
         };
+        let linear = |linear: &LinearSpec| self.linear(|name| spec.name(layer, name), linear, 0);
+        let pair = |[one, other]: [LinearSpec; 2]| Ok::<_, ModelError>([linear(&one)?, linear(&other)?]);
+        let turning = heads.query + heads.kv;
         Ok(LayerWeights {
-            attention_norm: norm(attention_norm)?,
-            qkv: linear(&qkv)?,
-            head_norms,
-            output: linear(&output)?,
-            mlp_norm: norm(mlp_norm)?,
-            gate_up: linear(&gate_up)?,
-            down: linear(&down)?,
+            norms_before: norms(spec.norms_before(hidden))?,
+            norms_behind: norms(spec.norms_behind(hidden))?,
+            qkv: self.linear(|name| spec.name(layer, name), &spec.qkv(hidden, heads), turning)?,
+            head_norms: norms(spec.norms_of_heads(heads))?,
+            output: linear(&spec.output(hidden, heads))?,
+            feed_forward: match spec.feed_forward {
+                FeedForward::Gated { .. } => FeedForwardWeights::Gated(pair(spec.mlp(hidden))?),
+                FeedForward::Experts(experts) => FeedForwardWeights::Experts {
+                    router: linear(&spec.router(hidden, experts))?,
+                    experts: (0..experts.count).map(|at| pair(spec.expert(hidden, at))).collect::<Result<_, _>>()?,
+                },
+            },
         })
     }
 
@@ -169,11 +183,23 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?)?)
+        let (stored, offset) =
+            (self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?, self.config.layer.norm_offset);
+        if offset == 0.0 {
+            return Ok(self.backend.weight(stored)?);
+        }
+        let bytes = with_offset(&stored, offset);
+        Ok(self.backend.weight(HostTensor { dtype: DType::F32, bytes: &bytes, ..stored })?)
     }
 
-    /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
-    fn linear(&self, named: impl Fn(&str) -> String, spec: &LinearSpec) -> Result<B::Linear, ModelError> {
+    /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side. The first `turning` heads of the
+    /// outputs are laid out as they are rotated, where a part of each turns.
+    fn linear(
+        &self,
+        named: impl Fn(&str) -> String,
+        spec: &LinearSpec,
+        turning: usize,
+    ) -> Result<B::Linear, ModelError> {
         let parts: Vec<(String, usize)> = spec.parts.iter().map(|(name, outputs)| (named(name), *outputs)).collect();
         let tensor = |suffix: &str, name: &str, shape: &[usize]| {
             self.checkpoint.finite_tensor(&format!("{name}.{suffix}"), shape)
@@ -184,7 +210,15 @@ impl<'a, B: Backend> Loader<'a, B> {
             true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
             false => Vec::new(),
         };
-        let linear = self.backend.linear_weight(&weights, &biases)?;
+        let (dim, turned) = (self.config.heads.dim, self.config.turned);
+        let linear = match turning {
+            heads if heads > 0 && turned < dim => {
+                let (weights, biases) =
+                    (permuted(&weights, heads, [dim, turned]), permuted(&biases, heads, [dim, turned]));
+                self.backend.linear_weight(&borrowed(&weights), &borrowed(&biases))?
+            }
+            _ => self.backend.linear_weight(&weights, &biases)?,
+        };
         // The backend has a copy laid out as it computes.
         parts.iter().for_each(|(name, _)| self.checkpoint.leave(&format!("{name}.weight")));
         Ok(linear)

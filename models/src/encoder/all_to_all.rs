@@ -6,12 +6,13 @@ use std::ops::Range;
 use asterism_kernels::{Backend, Heads, Mask};
 use asterism_plan::{HeadShare, attention::causal_pairs};
 
-use super::{Layer, Parcel, Part, Pass, Peers, Watch};
+use super::{Layer, Parcel, Part, Pass, Peers, Watch, windowed::windowed_pairs};
 use crate::{ModelError, decoder::Projected};
 
 impl<B: Backend> Layer<'_, B> {
     pub(super) fn attend_by_heads(
         &self,
+        mask: Mask,
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
@@ -30,7 +31,7 @@ impl<B: Backend> Layer<'_, B> {
             let rows: Vec<usize> = received.iter().map(|parts| backend.shape(&parts[0])[1]).collect();
             let all =
                 |at: usize| backend.concat(&received.iter().map(|parts| parts[at].clone()).collect::<Vec<_>>(), 1);
-            let output = self.attend_share(&shares[own], [all(0)?, all(1)?, all(2)?], own, watch)?;
+            let output = self.attend_share((&shares[own], mask), [all(0)?, all(1)?, all(2)?], own, watch)?;
             // As it travels, wherever it goes: what came from another process lies beside what was made here.
             let output = backend.cast(&output)?;
             let mut start = 0;
@@ -59,7 +60,7 @@ impl<B: Backend> Layer<'_, B> {
     /// Output `(heads of the share, context tokens, dim)` of one share of the heads.
     fn attend_share(
         &self,
-        share: &HeadShare,
+        (share, mask): (&HeadShare, Mask),
         [q, k, v]: [B::Tensor; 3],
         block: usize,
         watch: &mut dyn Watch,
@@ -82,8 +83,13 @@ impl<B: Backend> Layer<'_, B> {
                 .collect::<Result<_, _>>()?;
             Ok(backend.concat(&copies, 0)?)
         };
-        let kv = backend.kv(&spread(k)?, &spread(v)?)?;
-        watch.pairs(block, share.query.len() as u64 * causal_pairs(backend.kv_len(&kv)));
-        Ok(backend.attention(&q, &kv, Mask::Causal)?.output)
+        let kv = self.phase.decoder.kv(&spread(k)?, &spread(v)?)?;
+        let tokens = backend.kv_len(&kv);
+        let pairs = match mask {
+            Mask::Streaming { window, .. } => windowed_pairs(tokens, window),
+            _ => causal_pairs(tokens),
+        };
+        watch.pairs(block, share.query.len() as u64 * pairs);
+        Ok(backend.attention(&q, &kv, mask)?.output)
     }
 }

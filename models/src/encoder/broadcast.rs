@@ -21,7 +21,7 @@ impl<B: Backend> Layer<'_, B> {
             let Projected { q, .. } = &pass.qkv;
             let mut partials = vec![self.local(pass, watch)?];
             for [k, v] in self.earlier_keys(pass, peers)?.into_iter().rev() {
-                let kv = backend.kv(&k, &v)?;
+                let kv = self.phase.decoder.kv(&k, &v)?;
                 let pairs = pass.shard.rows() * backend.kv_len(&kv);
                 watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
                 partials.push(backend.attention(q, &kv, Mask::None)?);

@@ -4,7 +4,7 @@
 use asterism_kernels::{Backend, Mask};
 use asterism_plan::attention::causal_pairs;
 
-use super::{Layer, Watch};
+use super::{Layer, Watch, windowed::windowed_pairs};
 use crate::ModelError;
 
 impl<B: Backend> Layer<'_, B> {
@@ -13,8 +13,12 @@ impl<B: Backend> Layer<'_, B> {
         self.passes.iter().any(|pass| pass.shard.behind > 0)
     }
 
-    /// Attention output of each pass over one cache, which grows pass by pass.
-    pub(super) fn attend_chained(&self, watch: &mut dyn Watch) -> Result<Vec<B::Tensor>, ModelError> {
+    /// Attention output of each pass over one cache, which grows pass by pass. In a layer with a window rows see the latest tokens of it.
+    pub(super) fn attend_chained(
+        &self,
+        window: Option<usize>,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
         let mut seen: Option<B::Kv> = None;
         for shard in self.phase.behind {
@@ -37,8 +41,13 @@ impl<B: Backend> Layer<'_, B> {
                     kv
                 }
             };
-            watch.pairs(pass.shard.block, self.query_heads() * ((rows * behind) as u64 + causal_pairs(rows)));
-            outputs.push(backend.attention(&pass.qkv.q, &kv, Mask::Causal)?.output);
+            let mask = match window {
+                None => Mask::Causal,
+                Some(window) => Mask::Streaming { sink: 0, window, first_row: behind, first_key: 0 },
+            };
+            let pairs = |tokens| window.map_or_else(|| causal_pairs(tokens), |window| windowed_pairs(tokens, window));
+            watch.pairs(pass.shard.block, self.query_heads() * (pairs(behind + rows) - pairs(behind)));
+            outputs.push(vec![backend.attention(&pass.qkv.q, &kv, mask)?.output]);
             seen = Some(kv);
         }
         Ok(outputs)

@@ -33,7 +33,7 @@ impl<B: Backend> Layer<'_, B> {
             let all = |at: usize| {
                 backend.concat(&passed.iter().map(|pair: &[B::Tensor; 2]| pair[at].clone()).collect::<Vec<_>>(), 1)
             };
-            let kv = backend.kv(&all(0)?, &all(1)?)?;
+            let kv = self.phase.decoder.kv(&all(0)?, &all(1)?)?;
             let pairs = pass.shard.block_tokens() * backend.kv_len(&kv);
             watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
             let partial = backend.attention(&pass.qkv.q, &kv, Mask::From { row: pass.shard.prefix_rows() })?;

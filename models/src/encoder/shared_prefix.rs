@@ -115,7 +115,7 @@ impl<B: Backend> Layer<'_, B> {
             outputs = backend.attention_each(&self.calls(q, &upto, rows.start..start)?)?;
         }
         if start < rows.end {
-            let kv = backend.kv(&keys[0], &keys[1])?;
+            let kv = self.phase.decoder.kv(&keys[0], &keys[1])?;
             outputs.push(backend.attention(&backend.narrow(q, 1, start, rows.end)?, &kv, Mask::Causal)?.output);
         }
         Ok(outputs)
@@ -123,15 +123,15 @@ impl<B: Backend> Layer<'_, B> {
 
     /// Calls of some rows over keys of which the last are their own: of no more rows than stand alone.
     fn calls(&self, q: &B::Tensor, [k, v]: &[B::Tensor; 2], rows: Range<usize>) -> Result<Vec<Call<B>>, ModelError> {
-        let backend = self.backend();
+        let (backend, decoder) = (self.backend(), self.phase.decoder);
         let (keys, most) = (backend.shape(k)[1], backend.independent_rows());
         let step = if most == 0 { rows.len().max(1) } else { most };
         let call = |start: usize| -> Result<_, ModelError> {
             let end = rows.end.min(start + step);
             let seen = keys - (rows.end - end);
             let kv = match seen == keys {
-                true => backend.kv(k, v)?,
-                false => backend.kv(&backend.narrow(k, 1, 0, seen)?, &backend.narrow(v, 1, 0, seen)?)?,
+                true => decoder.kv(k, v)?,
+                false => decoder.kv(&backend.narrow(k, 1, 0, seen)?, &backend.narrow(v, 1, 0, seen)?)?,
             };
             Ok((backend.narrow(q, 1, start, end)?, kv, Mask::Causal))
         };

@@ -1,17 +1,23 @@
 //! What a decoder's layer is, as a value: which keys its rows see, its norms, its linear layers with their biases, and what its tensors
 //! are called. Loads and computes nothing.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
-use asterism_kernels::Heads;
+use asterism_kernels::{Activation, Heads};
 
-/// A layer of a decoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What all layers of a decoder are.
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Which keys a row sees.
-    pub attention: AttentionKind,
-    /// A norm of each head of queries and of keys, before they are rotated (Qwen3).
-    pub head_norms: bool,
+    /// Norms of queries and keys, before they are rotated.
+    pub head_norms: HeadNorms,
+    /// Attention, and what stands behind it, get their input normed.
+    pub norms_before: bool,
+    /// What both give is normed before it is added to the residual stream.
+    pub norms_behind: bool,
+    /// Added to the weight of every norm (1 in Gemma).
+    pub norm_offset: f32,
+    /// How a gate and what it gates become one.
+    pub activation: Activation,
     /// What stands behind attention.
     pub feed_forward: FeedForward,
     /// Which linear layers have biases.
@@ -20,11 +26,52 @@ pub struct LayerSpec {
     pub names: &'static TensorNames,
 }
 
-/// Which keys a row of a layer sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionKind {
-    /// Those of all tokens before its own, and of that.
-    Full,
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// There are none.
+    #[default]
+    None,
+    /// Of each head, all with the same weight (Qwen3).
+    Each,
+    /// Of all heads of a row together (OLMo2).
+    Joint,
+}
+
+/// What tells the attention of a layer from that of others.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct LayerAttention {
+    /// The latest tokens that a row sees, its own included; none where it sees all before it.
+    pub window: Option<usize>,
+    /// How its queries and keys turn.
+    pub rotation: Rotation,
+}
+
+/// On one line, however it is written: hosts compare configurations by the lines of all layers.
+impl fmt::Debug for LayerAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.window {
+            Some(window) => write!(f, "window {window}")?,
+            None => f.write_str("full")?,
+        }
+        f.write_str(match self.rotation {
+            Rotation::Global => "",
+            Rotation::Local => " local",
+            Rotation::Still => " still",
+        })
+    }
+}
+
+/// How queries and keys of a layer turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rotation {
+    /// By the model's rotary embedding.
+    #[default]
+    Global,
+    /// By that of layers with a window.
+    Local,
+    /// Not at all.
+    Still,
 }
 
 /// What stands behind attention in a layer.
@@ -35,13 +82,37 @@ pub enum FeedForward {
         /// Outputs of gate and up.
         intermediate: usize,
     },
+    /// Several of such, of which a router chooses some for each row.
+    Experts(Experts),
+}
+
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// How many compute a row.
+    pub used: usize,
+    /// Outputs of gate and up of each.
+    pub intermediate: usize,
+    /// Shares of those that compute a row add up to 1; else they are the router's probabilities.
+    pub shares_add_up: bool,
 }
 
 impl FeedForward {
-    /// Width of what its last product is given.
+    /// Width of what its last product is given; of experts, of each.
     pub fn intermediate(self) -> usize {
-        let Self::Gated { intermediate } = self;
-        intermediate
+        match self {
+            Self::Gated { intermediate } | Self::Experts(Experts { intermediate, .. }) => intermediate,
+        }
+    }
+
+    /// The same of all products that a row goes through.
+    pub fn active(self) -> usize {
+        match self {
+            Self::Gated { intermediate } => intermediate,
+            Self::Experts(Experts { used, intermediate, .. }) => used * intermediate,
+        }
     }
 }
 
@@ -65,14 +136,21 @@ pub struct TensorNames {
     pub(crate) table: &'static str,
     pub(crate) layers: &'static str,
     pub(crate) attention_norm: &'static str,
-    /// Query, key and value projections.
-    pub(crate) qkv: [&'static str; 3],
-    /// Norms of heads of queries and of keys.
+    /// Query, key and value projections, or one that is all three.
+    pub(crate) qkv: &'static [&'static str],
+    /// Norms of queries and of keys.
     pub(crate) head_norms: [&'static str; 2],
     pub(crate) output: &'static str,
     pub(crate) feed_forward_norm: &'static str,
-    pub(crate) gate_up: [&'static str; 2],
+    /// Gate and up, or one that is both.
+    pub(crate) gate_up: &'static [&'static str],
     pub(crate) down: &'static str,
+    /// Norms behind attention and behind what follows it.
+    pub(crate) norms_behind: [&'static str; 2],
+    /// The router of experts, and what stands before the number of one; its gate, up and down are named within it.
+    pub(crate) router: &'static str,
+    pub(crate) experts: &'static str,
+    pub(crate) expert: [&'static str; 3],
     /// Norm behind the last layer.
     pub(crate) norm: &'static str,
     /// Output head.
@@ -91,19 +169,23 @@ pub(crate) const TRANSFORMERS: TensorNames = TensorNames {
     table: "model.embed_tokens",
     layers: "model.layers",
     attention_norm: "input_layernorm",
-    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     output: "self_attn.o_proj",
     feed_forward_norm: "post_attention_layernorm",
-    gate_up: ["mlp.gate_proj", "mlp.up_proj"],
+    gate_up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
+    norms_behind: ["post_attention_layernorm", "post_feedforward_layernorm"],
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    expert: ["gate_proj", "up_proj", "down_proj"],
     norm: "model.norm",
     head: "lm_head",
 };
 
 /// A linear layer: what it joins with the outputs of each, its inputs, and whether it has biases.
 pub(crate) struct LinearSpec {
-    pub parts: Vec<(&'static str, usize)>,
+    pub parts: Vec<(Cow<'static, str>, usize)>,
     pub inputs: usize,
     pub biased: bool,
 }
@@ -112,32 +194,100 @@ pub(crate) struct LinearSpec {
 pub(crate) type NormSpec = (&'static str, usize);
 
 impl LayerSpec {
-    /// Norms before attention and before what stands behind it.
-    pub(crate) fn norms(&self, hidden: usize) -> [NormSpec; 2] {
-        [(self.names.attention_norm, hidden), (self.names.feed_forward_norm, hidden)]
+    /// Norms before attention and before what stands behind it, if it has them.
+    pub(crate) fn norms_before(&self, hidden: usize) -> Option<[NormSpec; 2]> {
+        self.norms_before.then(|| [self.names.attention_norm, self.names.feed_forward_norm].map(|name| (name, hidden)))
     }
 
-    /// Norms of the heads of queries and of keys, if it has them.
+    /// Norms behind both, if it has them.
+    pub(crate) fn norms_behind(&self, hidden: usize) -> Option<[NormSpec; 2]> {
+        self.norms_behind.then(|| self.names.norms_behind.map(|name| (name, hidden)))
+    }
+
+    /// Norms of queries and of keys, if it has them.
     pub(crate) fn norms_of_heads(&self, heads: Heads) -> Option<[NormSpec; 2]> {
-        self.head_norms.then(|| self.names.head_norms.map(|name| (name, heads.dim)))
+        let [query, key] = self.names.head_norms;
+        match self.head_norms {
+            HeadNorms::None => None,
+            HeadNorms::Each => Some([(query, heads.dim), (key, heads.dim)]),
+            HeadNorms::Joint => Some([(query, heads.query * heads.dim), (key, heads.kv * heads.dim)]),
+        }
     }
 
-    /// Linear layers: queries, keys and values, the output projection, gate and up, down.
-    pub(crate) fn linears(&self, hidden: usize, heads: Heads) -> [LinearSpec; 4] {
-        let (TensorNames { qkv: [q, k, v], output, gate_up: [gate, up], down, .. }, biases) = (self.names, self.biases);
-        let (query, kv, intermediate) =
-            (heads.query * heads.dim, heads.kv * heads.dim, self.feed_forward.intermediate());
-        let linear = |parts, inputs, biased| LinearSpec { parts, inputs, biased };
+    /// All of its norms.
+    pub(crate) fn norms(&self, hidden: usize, heads: Heads) -> impl Iterator<Item = NormSpec> {
+        let all = [self.norms_before(hidden), self.norms_behind(hidden), self.norms_of_heads(heads)];
+        all.into_iter().flatten().flatten()
+    }
+
+    /// Queries, keys and values, side by side.
+    pub(crate) fn qkv(&self, hidden: usize, heads: Heads) -> LinearSpec {
+        let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
+        LinearSpec { parts: joined(self.names.qkv, &[query, kv, kv]), inputs: hidden, biased: self.biases.qkv }
+    }
+
+    /// The output projection.
+    pub(crate) fn output(&self, hidden: usize, heads: Heads) -> LinearSpec {
+        let parts = vec![(self.names.output.into(), hidden)];
+        LinearSpec { parts, inputs: heads.query * heads.dim, biased: self.biases.output }
+    }
+
+    /// Gate and up, and down.
+    pub(crate) fn mlp(&self, hidden: usize) -> [LinearSpec; 2] {
+        let (intermediate, biased) = (self.feed_forward.intermediate(), self.biases.mlp);
+        let gate_up = joined(self.names.gate_up, &[intermediate; 2]);
+        let down = vec![(self.names.down.into(), hidden)];
         [
-            linear(vec![(*q, query), (*k, kv), (*v, kv)], hidden, biases.qkv),
-            linear(vec![(*output, hidden)], query, biases.output),
-            linear(vec![(*gate, intermediate), (*up, intermediate)], hidden, biases.mlp),
-            linear(vec![(*down, hidden)], intermediate, biases.mlp),
+            LinearSpec { parts: gate_up, inputs: hidden, biased },
+            LinearSpec { parts: down, inputs: intermediate, biased },
         ]
+    }
+
+    /// What chooses experts.
+    pub(crate) fn router(&self, hidden: usize, experts: Experts) -> LinearSpec {
+        LinearSpec { parts: vec![(self.names.router.into(), experts.count)], inputs: hidden, biased: false }
+    }
+
+    /// Gate and up, and down, of an expert.
+    pub(crate) fn expert(&self, hidden: usize, expert: usize) -> [LinearSpec; 2] {
+        let intermediate = self.feed_forward.intermediate();
+        let [gate, up, down] =
+            self.names.expert.map(|name| Cow::from(format!("{}.{expert}.{name}", self.names.experts)));
+        [
+            LinearSpec { parts: vec![(gate, intermediate), (up, intermediate)], inputs: hidden, biased: false },
+            LinearSpec { parts: vec![(down, hidden)], inputs: intermediate, biased: false },
+        ]
+    }
+
+    /// All of its linear layers.
+    pub(crate) fn linears(&self, hidden: usize, heads: Heads) -> Vec<LinearSpec> {
+        let mut all = vec![self.qkv(hidden, heads), self.output(hidden, heads)];
+        match self.feed_forward {
+            FeedForward::Gated { .. } => all.extend(self.mlp(hidden)),
+            FeedForward::Experts(experts) => {
+                all.push(self.router(hidden, experts));
+                all.extend((0..experts.count).flat_map(|expert| self.expert(hidden, expert)));
+            }
+        }
+        all
+    }
+
+    /// Whether it is a norm, a gated product by silu and a sum, as most are: what devices compute in one go, and share.
+    pub(crate) fn ends_plainly(&self) -> bool {
+        let gated = matches!(self.feed_forward, FeedForward::Gated { .. });
+        gated && self.norms_before && !self.norms_behind && self.activation == Activation::Silu
     }
 
     /// The name of a tensor of one of the layers, without `.weight` and `.bias`.
     pub(crate) fn name(&self, layer: usize, name: &str) -> String {
         format!("{}.{layer}.{name}", self.names.layers)
+    }
+}
+
+/// Parts of so many outputs, or one of all of them.
+fn joined(names: &'static [&'static str], outputs: &[usize]) -> Vec<(Cow<'static, str>, usize)> {
+    match names {
+        [one] => vec![((*one).into(), outputs.iter().sum())],
+        each => each.iter().zip(outputs).map(|(name, outputs)| ((*name).into(), *outputs)).collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! Llama, and what has its shape: after `LlamaConfig` of transformers 5.
 
-use super::{class::Family, layer::TRANSFORMERS};
+use super::class::{Family, PLAIN, Windows};
 
 pub(super) const LLAMA_FAMILY: Family = Family {
     model_type: "llama",
@@ -14,9 +14,8 @@ pub(super) const LLAMA_FAMILY: Family = Family {
         ("attention_bias", "false"),
         ("mlp_bias", "false"),
     ],
-    free_head_dim: false,
-    windows_by_layer: true,
-    qkv_biases: false,
-    head_norms: false,
-    names: &TRANSFORMERS,
+    windows: Windows::Bound,
+    about: "Llama 2 and 3, SmolLM2, TinyLlama, Yi, DeepSeek distillations",
+    refused: "a window that is not declared, beyond its length",
+    ..PLAIN
 };

@@ -1,6 +1,6 @@
 //! Mistral: after `MistralConfig` of transformers 5, which masks all layers alike.
 
-use super::{class::Family, layer::TRANSFORMERS};
+use super::class::{Family, PLAIN};
 
 pub(super) const MISTRAL_FAMILY: Family = Family {
     model_type: "mistral",
@@ -13,8 +13,7 @@ pub(super) const MISTRAL_FAMILY: Family = Family {
         ("sliding_window", "4096"),
     ],
     free_head_dim: true,
-    windows_by_layer: false,
-    qkv_biases: false,
-    head_norms: false,
-    names: &TRANSFORMERS,
+    about: "Mistral 7B, Nemo, Small",
+    refused: "images",
+    ..PLAIN
 };

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: after `Qwen2Config` of transformers 5. Queries, keys and values have biases.
 
-use super::{class::Family, layer::TRANSFORMERS};
+use super::class::{Family, PLAIN, Windows};
 
 pub(super) const QWEN2_FAMILY: Family = Family {
     model_type: "qwen2",
@@ -16,8 +16,8 @@ pub(super) const QWEN2_FAMILY: Family = Family {
         ("max_window_layers", "28"),
     ],
     free_head_dim: true,
-    windows_by_layer: true,
+    windows: Windows::Late,
     qkv_biases: true,
-    head_norms: false,
-    names: &TRANSFORMERS,
+    about: "Qwen2, Qwen2.5, their Coders",
+    ..PLAIN
 };

@@ -1,6 +1,9 @@
 //! Qwen3: after `Qwen3Config` of transformers 5. Each head of queries and of keys is normed before it is rotated.
 
-use super::{class::Family, layer::TRANSFORMERS};
+use super::{
+    class::{Family, PLAIN, Windows},
+    layer::HeadNorms,
+};
 
 pub(super) const QWEN3_FAMILY: Family = Family {
     model_type: "qwen3",
@@ -18,8 +21,8 @@ pub(super) const QWEN3_FAMILY: Family = Family {
         ("attention_bias", "false"),
     ],
     free_head_dim: true,
-    windows_by_layer: true,
-    qkv_biases: false,
-    head_norms: true,
-    names: &TRANSFORMERS,
+    windows: Windows::Late,
+    head_norms: HeadNorms::Each,
+    about: "Qwen3 0.6B to 32B",
+    ..PLAIN
 };

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, Exported, Heads};
+use asterism_kernels::{Backend, Exported, Heads, Mask};
 
 use crate::ModelError;
 
@@ -10,6 +10,8 @@ use crate::ModelError;
 pub struct LayerQueries<'a, B: Backend> {
     /// Layer.
     pub layer: usize,
+    /// The latest tokens that its rows see, their own included, where they do not see all.
+    pub window: Option<usize>,
     /// Its heads.
     pub heads: Heads,
     /// `(t, query heads dim)` in compute type.
@@ -62,6 +64,8 @@ pub enum PartialRows<'a, B: Backend> {
     Keys {
         /// All its keys.
         kv: &'a B::Kv,
+        /// Which of them the rows see.
+        mask: Mask,
         /// Those that are not seen.
         holes: &'a [Range<usize>],
     },

@@ -28,8 +28,32 @@ pub struct PartAsk {
     pub(super) own_mask: Mask,
     /// Position of the first.
     pub(super) position: u32,
+    /// Position of the first of the part's own keys.
+    pub(super) own_start: u32,
     /// Tokens of their sequence.
     pub(super) tokens: u32,
+}
+
+impl PartAsk {
+    /// Which keys of the context its rows see in a layer with such a window, if it has one. Rows and keys are counted as positions: a
+    /// shard's keys begin at its own ([`Mask::beginning_at`]).
+    pub fn mask_within(&self, window: Option<usize>) -> Mask {
+        match window {
+            None => self.mask,
+            Some(window) => Mask::Streaming { sink: 0, window, first_row: self.position as usize, first_key: 0 },
+        }
+    }
+
+    /// The same of its own keys.
+    pub(super) fn own_mask_within(&self, window: Option<usize>) -> Mask {
+        match window {
+            None => self.own_mask,
+            Some(window) => {
+                let (first_row, first_key) = (self.position as usize, self.own_start as usize);
+                Mask::Streaming { sink: 0, window, first_row, first_key }
+            }
+        }
+    }
 }
 
 impl BatchStep {

@@ -33,6 +33,6 @@ pub trait ContextAttention<B: Backend> {
 
 impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
     fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Answers<'_, B>, ModelError> {
-        Ok(Answers::here(self.answers(queries.layer, asks)))
+        Ok(Answers::here(self.answers((queries.layer, queries.window), asks)))
     }
 }

@@ -49,23 +49,23 @@ impl<'a, B: Backend> TeamContext<'a, B> {
 impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
     fn ask(
         &mut self,
-        LayerQueries { layer, heads, q }: LayerQueries<'_, B>,
+        LayerQueries { layer, window, heads, q }: LayerQueries<'_, B>,
         asks: &[PartAsk],
     ) -> Result<Answers<'_, B>, ModelError> {
-        let mut answers = self.home.answers(layer, asks);
+        let mut answers = self.home.answers((layer, window), asks);
         if self.others.is_empty() {
             return Ok(Answers::here(answers));
         }
         let exported = self.home.backend().export(vec![q.clone()])?;
         for context in &self.others {
-            let (backend, each) = (context.backend(), context.asked(layer, asks));
+            let (backend, each) = (context.backend(), context.asked((layer, window), asks));
             if each.is_empty() {
                 continue;
             }
             let q = exported(backend)?.swap_remove(0);
             let rows = backend.attend_rows(heads, &q, (&each, &vec![1; each.len()]))?;
             let (rows, mut start) = (Arc::new(backend.export(vec![rows])?), 0);
-            for ((answer, ask), theirs) in answers.iter_mut().zip(asks).zip(context.answers(layer, asks)) {
+            for ((answer, ask), theirs) in answers.iter_mut().zip(asks).zip(context.answers((layer, window), asks)) {
                 for ShardPartial { shards, .. } in theirs {
                     let end = start + ask.rows.len();
                     let rows = PartialRows::Exported(rows.clone(), start..end);

@@ -10,7 +10,7 @@ use super::{
     batch::PartAsk,
     merging::{Answer, Answered},
 };
-use crate::{EncodedShard, ModelError};
+use crate::{Decoder, EncodedShard, ModelError};
 
 /// The state of phase 2 of one job on the query host: its own keys and values and the next position.
 pub struct Generator<B: Backend> {
@@ -80,26 +80,33 @@ impl<B: Backend> Generator<B> {
     }
 
     /// Appends keys and values `(kv, t, dim)` of the rows that are on their way.
-    pub(super) fn append(&mut self, backend: &B, layer: usize, [k, v]: [&B::Tensor; 2]) -> Result<(), ModelError> {
+    pub(super) fn append(
+        &mut self,
+        decoder: &Decoder<B>,
+        layer: usize,
+        [k, v]: [&B::Tensor; 2],
+    ) -> Result<(), ModelError> {
+        let backend = decoder.backend();
         match self.tail.get_mut(layer) {
             // Those of an earlier try are there.
             Some(kv) if backend.kv_len(kv) > self.rows => {}
             Some(kv) => backend.kv_append(kv, k, v)?,
-            None => self.tail.push(backend.kv(k, v)?),
+            None => self.tail.push(decoder.kv(k, v)?),
         }
         Ok(())
     }
 
     /// What its rows of a step ask of its own keys.
-    pub(super) fn own_ask(&self, layer: usize, ask: &PartAsk) -> Ask<'_, B::Kv> {
-        Ask { kv: &self.tail[layer], rows: ask.rows.clone(), mask: ask.own_mask, holes: &[] }
+    pub(super) fn own_ask(&self, (layer, window): (usize, Option<usize>), ask: &PartAsk) -> Ask<'_, B::Kv> {
+        Ask { kv: &self.tail[layer], rows: ask.rows.clone(), mask: ask.own_mask_within(window), holes: &[] }
     }
 
     /// Its next rows, which are these of a step's, as its context is asked.
     pub(super) fn ask(&self, part: usize, rows: Range<usize>) -> PartAsk {
         let ((mask, own_mask), position) = (self.masks(), self.next_position);
         let tokens = self.question_end.max(position + rows.len() as u32);
-        PartAsk { part, rows, mask, own_mask, position, tokens }
+        let own_start = position.saturating_sub(self.rows as u32);
+        PartAsk { part, rows, mask, own_mask, position, own_start, tokens }
     }
 
     /// So many rows went through all layers.

@@ -71,11 +71,12 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         [q, k, v]: [&B::Tensor; 3],
     ) -> Result<LayerPartials<'_, B>, ModelError> {
         let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
-        let answers = self.context.ask(LayerQueries { layer, heads, q }, &step.parts)?;
+        let window = self.decoder.config().window(layer);
+        let answers = self.context.ask(LayerQueries { layer, window, heads, q }, &step.parts)?;
         let Jobs { parts, left } = &mut *self.jobs;
-        append(backend, parts, step, layer, [k, v])?;
+        append(self.decoder, parts, step, layer, [k, v])?;
         let own: Vec<Ask<'_, B::Kv>> =
-            step.parts.iter().map(|ask| parts[ask.part].generator.own_ask(layer, ask)).collect();
+            step.parts.iter().map(|ask| parts[ask.part].generator.own_ask((layer, window), ask)).collect();
         let (own, answers): (Vec<_>, _) = match answers {
             Answers::Here(answers) => (own.into_iter().map(Partial::Keys).collect(), answers),
             Answers::Coming { on_devices: true, collect } => {
@@ -113,7 +114,7 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
 
 /// Appends keys and values `(kv, t, dim)` of all rows to the jobs' own.
 fn append<B: Backend>(
-    backend: &B,
+    decoder: &Decoder<B>,
     parts: &mut [StepPart<'_, B>],
     step: &BatchStep,
     layer: usize,
@@ -122,10 +123,10 @@ fn append<B: Backend>(
     for PartAsk { part, rows, .. } in &step.parts {
         let of_part = |x: &B::Tensor| match step.parts.len() {
             1 => Ok(x.clone()),
-            _ => backend.narrow(x, 1, rows.start, rows.end),
+            _ => decoder.backend().narrow(x, 1, rows.start, rows.end),
         };
         let [k, v] = kv.map(of_part);
-        parts[*part].generator.append(backend, layer, [&k?, &v?])?;
+        parts[*part].generator.append(decoder, layer, [&k?, &v?])?;
     }
     Ok(())
 }
@@ -138,7 +139,7 @@ fn placed<'a, B: Backend>(
 ) -> Vec<Answer> {
     let place = |ShardPartial { shards, rows }: ShardPartial<'a, B>| {
         all.push(match rows {
-            PartialRows::Keys { kv, holes } => Partial::Keys(Ask { kv, rows: ask.rows.clone(), mask: ask.mask, holes }),
+            PartialRows::Keys { kv, mask, holes } => Partial::Keys(Ask { kv, rows: ask.rows.clone(), mask, holes }),
             PartialRows::Exported(exported, rows) => Partial::Exported(exported, rows),
             PartialRows::Host(rows) => Partial::Host(rows),
         });

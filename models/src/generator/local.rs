@@ -63,8 +63,11 @@ impl<'a, B: Backend> LocalContext<'a, B> {
     }
 }
 
+/// A layer, and its window if it has one.
+type LayerWindow = (usize, Option<usize>);
+
 /// A shard and what is seen of it.
-type Seen<'a, B> = ((usize, u64), &'a <B as KvOps>::Kv, &'a [Range<usize>]);
+type Seen<'a, B> = (&'a EncodedShard<B>, u64, &'a <B as KvOps>::Kv, &'a [Range<usize>]);
 
 impl<B: Backend> LocalContext<'_, B> {
     fn holes(&self, part: usize, block: usize) -> &[Range<usize>] {
@@ -75,13 +78,13 @@ impl<B: Backend> LocalContext<'_, B> {
         self.contexts[part].iter().map(move |shard| {
             let (kv, holes) = (&shard.layers[layer], self.holes(part, shard.block));
             let keys = self.backend.kv_len(kv) - holes.iter().map(Range::len).sum::<usize>();
-            ((shard.block, keys as u64), kv, holes)
+            (*shard, keys as u64, kv, holes)
         })
     }
 
     /// A part's shards, as [`LocalContext::picked`] finds them in every layer.
     pub(super) fn shards(&self, part: usize) -> Result<Vec<(usize, u64)>, ModelError> {
-        let seen = |layer| self.seen(layer, part).map(|(shard, ..)| shard);
+        let seen = |layer| self.seen(layer, part).map(|(shard, keys, ..)| (shard.block, keys));
         let (shards, layers) =
             (seen(0).collect::<Vec<_>>(), self.contexts[part].first().map_or(0, |shard| shard.layers.len()));
         for layer in 1..layers {
@@ -94,26 +97,37 @@ impl<B: Backend> LocalContext<'_, B> {
     }
 
     /// What a part asks of some of its shards, by their places.
-    pub(super) fn picked(&self, layer: usize, ask: &PartAsk, places: &[usize]) -> Vec<Ask<'_, B::Kv>> {
+    pub(super) fn picked(&self, (layer, window): LayerWindow, ask: &PartAsk, places: &[usize]) -> Vec<Ask<'_, B::Kv>> {
         let of_shard = |place: &usize| {
             let (shard, rows) = (self.contexts[ask.part][*place], ask.rows.clone());
-            Ask { kv: &shard.layers[layer], rows, mask: ask.mask, holes: self.holes(ask.part, shard.block) }
+            let mask = ask.mask_within(window).beginning_at(shard.position as usize);
+            Ask { kv: &shard.layers[layer], rows, mask, holes: self.holes(ask.part, shard.block) }
         };
         places.iter().map(of_shard).collect()
     }
 
     /// What each part asks of its shards, in the order of its answers.
-    pub(super) fn asked(&self, layer: usize, asks: &[PartAsk]) -> Vec<Ask<'_, B::Kv>> {
+    pub(super) fn asked(&self, (layer, window): LayerWindow, asks: &[PartAsk]) -> Vec<Ask<'_, B::Kv>> {
         let of_part = |ask: &PartAsk| {
-            let (rows, mask) = (ask.rows.clone(), ask.mask);
-            self.seen(layer, ask.part).map(move |(_, kv, holes)| Ask { kv, rows: rows.clone(), mask, holes })
+            let (rows, mask) = (ask.rows.clone(), ask.mask_within(window));
+            self.seen(layer, ask.part).map(move |(shard, _, kv, holes)| {
+                let mask = mask.beginning_at(shard.position as usize);
+                Ask { kv, rows: rows.clone(), mask, holes }
+            })
         };
         asks.iter().flat_map(of_part).collect()
     }
 
     /// The shards of each part, to be attended to by the step.
-    pub(super) fn answers(&self, layer: usize, asks: &[PartAsk]) -> Vec<Vec<ShardPartial<'_, B>>> {
-        let partial = |(shard, kv, holes)| ShardPartial { shards: vec![shard], rows: PartialRows::Keys { kv, holes } };
-        asks.iter().map(|ask| self.seen(layer, ask.part).map(partial).collect()).collect()
+    pub(super) fn answers(&self, (layer, window): LayerWindow, asks: &[PartAsk]) -> Vec<Vec<ShardPartial<'_, B>>> {
+        let of_part = |ask: &PartAsk| {
+            let mask = ask.mask_within(window);
+            let partials = self.seen(layer, ask.part).map(|(shard, keys, kv, holes)| {
+                let rows = PartialRows::Keys { kv, mask: mask.beginning_at(shard.position as usize), holes };
+                ShardPartial { shards: vec![(shard.block, keys)], rows }
+            });
+            partials.collect()
+        };
+        asks.iter().map(of_part).collect()
     }
 }

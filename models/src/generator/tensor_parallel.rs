@@ -44,7 +44,7 @@ impl<B: Backend> TensorParallel<B> {
 
     /// Whether the devices gain by sharing a step of so many rows.
     pub(super) fn gains(&self, rows: usize) -> bool {
-        self.decoders.iter().all(|decoder| rows <= decoder.backend().shared_rows())
+        self.decoders.iter().all(|decoder| decoder.is_shareable() && rows <= decoder.backend().shared_rows())
     }
 
     /// The devices, each with what it has of the context.
@@ -125,9 +125,10 @@ impl<B: Backend> Attention<B> for Member<'_, B> {
         let (backend, heads, ask) = (decoder.backend(), decoder.config().heads, &step.parts[0]);
         let (devices, rows) = (&self.course.devices, ask.rows.len());
         let slots = &devices[self.at];
+        let layer = (layer, decoder.config().window(layer));
         let mut asks = context.picked(layer, ask, &slots.order);
         if let Some(job) = &mut self.job {
-            job.append(backend, layer, [k, v])?;
+            job.append(decoder, layer.0, [k, v])?;
             asks.push(job.own_ask(layer, ask));
         }
         let part = backend.attend_rows(heads, q, (&asks, &slots.groups))?;

@@ -29,13 +29,13 @@ pub use super::{
 };
 use crate::{
     api::http::{
-        error, listening,
+        error, listening, pace,
         request::{self, bearer_token},
     },
     cluster::Origins,
     error::CliError,
 };
-pub use bodies::{Drain, Extension, Joining, Replacement, Token};
+pub use bodies::{Copied, Drain, Extension, Joining, Replacement, Restart, Token};
 use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
 pub use shared::AdminState;
@@ -61,6 +61,7 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
         origins: Origins::default(),
         on_connect: |_, _| {},
         connections: (MOST_ADMIN_CONNECTIONS, 1),
+        kept_idle: pace::KEPT_IDLE,
     };
     listening::listen(address, tls, service).map_err(failed)
 }
@@ -78,6 +79,8 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(hosts::cordon)
         .service(hosts::uncordon)
         .service(hosts::drain)
+        .service(hosts::restart)
+        .service(hosts::remove)
         .service(hosts::replace)
         .service(sessions::create)
         .service(sessions::list)
@@ -91,6 +94,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(crate::api::admin::endpoints::links::show)
         .service(crate::api::admin::endpoints::self_test::start)
         .service(crate::api::admin::endpoints::self_test::show)
+        .service(crate::api::admin::endpoints::backup::backup)
         .service(crate::api::admin::endpoints::cluster::topology)
         .service(crate::api::admin::endpoints::cluster::version)
         .service(crate::api::admin::endpoints::cluster::shutdown);
@@ -166,6 +170,7 @@ mod tests {
             self_test,
             links,
             cluster: cluster.name.clone(),
+            data_dir: cluster.data_dir.clone(),
             door,
             listen,
             token: Some("moon".into()),

@@ -3,17 +3,17 @@
 
 pub mod answers;
 pub mod batching;
-mod chat;
+pub(crate) mod chat;
 mod completions;
 pub(crate) mod shared;
 
 #[cfg(test)]
 mod generated;
 mod keys;
-mod models;
-mod refusal;
+pub(crate) mod refusal;
 pub mod requests;
 mod responses;
+mod serving;
 mod store;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -40,11 +40,12 @@ use crate::{
 use answers::{connection, running};
 use batching::{batch_run, batches, files};
 pub use keys::ApiKeys;
+use serving::{models, status, tokens};
 pub use shared::ApiState;
 pub(crate) use shared::Checked;
 pub use store::Store;
 
-/// Every method and path; all of them want a key where there are keys.
+/// Every method and path; all of them but two want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
@@ -63,13 +64,29 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/{id}"),
     ("POST", "/v1/batches/{id}/cancel"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/health"),
+    ("GET", "/version"),
 ];
+
+/// Those for whom a key is not needed: what balances load has none.
+const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
 
 /// Most connections at a time, two files each.
 const API_CONNECTIONS: usize = 8192;
 
+/// Endpoints of another API on the same listener.
+pub type FurtherRoutes = fn(&mut web::ServiceConfig);
+
 /// Listens at `address`, with TLS where there is a certificate.
-pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
+pub async fn serve(
+    address: SocketAddr,
+    tls: Option<ServerConfig>,
+    (state, further): (ApiState, FurtherRoutes),
+) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
@@ -78,23 +95,27 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
     responses::hold_again(&state).await;
     batch_run::resume(&state);
     let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
+    let kept_idle = state.kept_idle;
     let data = web::Data::new(state);
     let to = data.clone();
     let service = ListenerService {
         routes: Arc::new(move |app| {
             let queries = web::QueryConfig::default().error_handler(refusal::of_query);
-            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
+            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes).configure(further);
         }),
         admit: Arc::new(move |request| admit(&to, request)),
         origins,
         on_connect: connection::take_in,
         connections: (API_CONNECTIONS, 2),
+        kept_idle,
     };
     listening::listen(address, tls, service).map_err(failed)
 }
 
 fn routes(app: &mut web::ServiceConfig) {
     app.service(models::list).service(models::show).service(models::show_of);
+    app.service(status::health).service(status::version);
+    app.service(tokens::tokenize).service(tokens::detokenize);
     app.service(chat::complete).service(completions::complete);
     app.service(responses::create).service(responses::show).service(responses::cancel);
     app.service(files::create)
@@ -114,9 +135,10 @@ pub fn origins(open: bool, origins: Origins) -> OriginRules {
 /// Refuses a request of who may not make it, and one too many of who may.
 fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     state.origins.check(request)?;
-    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
-    request::check_cluster(request.headers(), &state.cluster)?;
     let pattern = request.match_pattern().unwrap_or_default();
+    let keys = state.keys.as_ref().filter(|_| !FOR_EVERYBODY.contains(&pattern.as_str()));
+    let borne = keys.map(|keys| keys.admit(request.headers())).transpose()?;
+    request::check_cluster(request.headers(), &state.cluster)?;
     if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
         let methods = ENDPOINTS.iter().filter(|(_, path)| *path == pattern).map(|(method, _)| *method);
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));

@@ -48,6 +48,7 @@ enum Check {
 /// Every check with those who ask for it, in the order in which it is told.
 const CHECKS: &[(&[Asker], Check)] = &[
     (&[Asker::Start], Check::Refuses(needed::model)),
+    (&[Asker::Start, Asker::Doctor], Check::Refuses(needed::devices)),
     (&[Asker::Start], Check::Refuses(needed::certificates)),
     (&[Asker::Start], Check::Refuses(needed::token)),
     (&[Asker::Start], Check::Refuses(needed::keys)),

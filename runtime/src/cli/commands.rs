@@ -10,4 +10,5 @@ pub mod demo;
 pub mod doctor;
 pub mod evaluate;
 pub mod jobs;
+pub mod model;
 pub mod self_test;

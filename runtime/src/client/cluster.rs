@@ -8,7 +8,7 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
-    api::admin::{Drain, Extension, Joining, Replacement, Token},
+    api::admin::{Copied, Drain, Extension, Joining, Replacement, Restart, Token},
     client::path::segment,
     error::CliError,
 };
@@ -60,9 +60,21 @@ impl Client {
             Scheduling::Open => "uncordon",
             Scheduling::Cordoned => "cordon",
             Scheduling::Draining => "drain",
+            Scheduling::Removed => "remove",
         };
         let path = format!("/api/v1/hosts/{}/{verb}", segment(name)?);
         self.post(&path, &Drain { deadline_s: deadline.map(|deadline| deadline.as_secs_f64()) })
+    }
+
+    /// Has a host give away what it has within `deadline`, end, and be started again.
+    pub fn restart_host(&self, name: &str, deadline: Duration) -> Result<HostStatus, CliError> {
+        let path = format!("/api/v1/hosts/{}/restart", segment(name)?);
+        self.post(&path, &Restart { deadline_s: Some(deadline.as_secs_f64()) })
+    }
+
+    /// Has the supervisor write a copy of its journal.
+    pub fn backup(&self) -> Result<Copied, CliError> {
+        self.post("/api/v1/backup", &serde_json::json!({}))
     }
 
     /// Lets a spare take a dead host's place.

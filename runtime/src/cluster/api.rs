@@ -2,8 +2,10 @@
 
 use std::{
     net::SocketAddr,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use asterism_actors::api::bounds;
@@ -31,7 +33,12 @@ pub struct Api {
     pub limits: Limits,
     /// Whose pages may ask it in a browser.
     pub origins: Origins,
+    /// Time that a connection is kept between its requests.
+    pub kept_idle: Duration,
 }
+
+/// Bounds of `keep_alive_s`, in seconds.
+const KEPT_S: RangeInclusive<u64> = 1..=3600;
 
 impl Api {
     /// Refuses one that anybody on the network could use, where nobody said that it is meant.
@@ -54,7 +61,13 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
         return Err(ClusterError::StoredPerKey { all: bytes, of_key: bytes_per_key });
     }
     let origins = Origins::read(&file.api.allow_origins).map_err(|got| ClusterError::NoOrigin { got })?;
-    let api = Api { listen, key_file, tls, limits: Limits { bytes, bytes_per_key }, origins };
+    let kept_s = file.api.keep_alive_s;
+    if !KEPT_S.contains(&kept_s) {
+        let expected = format!("expected {} to {} seconds", KEPT_S.start(), KEPT_S.end());
+        return Err(ClusterError::Value { key: "api.keep_alive_s", got: kept_s.to_string(), expected });
+    }
+    let (limits, kept_idle) = (Limits { bytes, bytes_per_key }, Duration::from_secs(kept_s));
+    let api = Api { listen, key_file, tls, limits, origins, kept_idle };
     api.check(listen, allow_open)?;
     Ok(Some(api))
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::file::error::FileError;
 use crate::cluster::size::Bytes;
-pub use device::Device;
+pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
@@ -54,6 +54,9 @@ pub struct ClusterFile {
     /// `[sessions]`
     #[serde(default)]
     pub sessions: SessionsSection,
+    /// `[serving]`
+    #[serde(default)]
+    pub serving: ServingSection,
     /// `[api]`
     #[serde(default)]
     pub api: ApiSection,
@@ -216,6 +219,28 @@ pub struct SupervisorSection {
     pub max_restarts: u32,
     /// Whether the cluster takes no work before a self-test has passed.
     pub self_test: bool,
+    /// Seconds that a host which SIGTERM asks to end may take to give its work to others.
+    pub stop_grace_s: u64,
+    /// Whether shards of sessions move to where they lie better when it is quiet.
+    pub rebalance: bool,
+    /// Whether hosts that are slow get shards only when others have no room.
+    pub avoid_stragglers: bool,
+    /// When `/readyz` says so: `"answers"`, `"all"`, or a number of context hosts.
+    pub ready_when: ReadyWhen,
+}
+
+/// When a cluster counts as ready to answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReadyWhen {
+    /// A host encodes and a host generates.
+    #[default]
+    Answers,
+    /// Every host is ready.
+    All,
+    /// So many context hosts are ready, and a host generates.
+    #[serde(untagged)]
+    Contexts(usize),
 }
 
 /// What happens to a job whose host died.
@@ -240,6 +265,17 @@ pub struct SessionsSection {
     /// Most KV that sessions may pin over the cluster. Absent: what the hosts' memory allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pinned_bytes: Option<Bytes>,
+}
+
+/// `[serving]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServingSection {
+    /// Jobs that one query host generates at once, where its memory holds them.
+    pub max_generating: usize,
+    /// Milliseconds that a step of a query host may take, and with it the time between two tokens. Absent: 25 on CPUs, 50 on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_interval_ms: Option<u64>,
 }
 
 /// `[api]`
@@ -277,6 +313,8 @@ pub struct ApiSection {
     /// Origins whose pages may ask OpenAI's API in a browser, such as `https://app.example`; `*`: any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow_origins: Vec<String>,
+    /// Seconds that a connection to OpenAI's API is kept between its requests.
+    pub keep_alive_s: u64,
 }
 
 /// `[[node]]`: a machine.
@@ -305,6 +343,7 @@ impl Default for ClusterFile {
             security: SecuritySection::default(),
             supervisor: SupervisorSection::default(),
             sessions: SessionsSection::default(),
+            serving: ServingSection::default(),
             api: ApiSection::default(),
             observability: ObservabilitySection::default(),
             nodes: Vec::new(),
@@ -348,6 +387,10 @@ impl Default for SupervisorSection {
             recovery: Recovery::Redistribute,
             max_restarts: 20,
             self_test: false,
+            stop_grace_s: 8,
+            rebalance: true,
+            avoid_stragglers: false,
+            ready_when: ReadyWhen::Answers,
         }
     }
 }
@@ -355,6 +398,12 @@ impl Default for SupervisorSection {
 impl Default for SessionsSection {
     fn default() -> Self {
         Self { default_ttl_s: 3600, max_pinned_bytes: None }
+    }
+}
+
+impl Default for ServingSection {
+    fn default() -> Self {
+        Self { max_generating: 256, token_interval_ms: None }
     }
 }
 
@@ -373,6 +422,7 @@ impl Default for ApiSection {
             max_stored_bytes: Bytes(4 << 30),
             max_stored_bytes_per_key: Bytes(1 << 30),
             allow_origins: Vec::new(),
+            keep_alive_s: 75,
         }
     }
 }

@@ -7,7 +7,7 @@ use asterism_transport::certificates::MemberRole;
 
 use crate::cluster::{
     error::ClusterError,
-    file::{Device, Role},
+    file::{Devices, Role},
 };
 
 /// The least memory that can be meant for a host: below it a unit was forgotten.
@@ -31,7 +31,7 @@ pub struct Host {
     /// What it does.
     pub role: Role,
     /// Where it computes.
-    pub device: Device,
+    pub devices: Devices,
     /// Where peers reach it; port 0: chosen by the operating system.
     pub address: SocketAddr,
     /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].

@@ -13,7 +13,7 @@ use super::{
     host::{LEAST_MEMORY, MOST_THREADS},
 };
 use crate::cluster::{
-    file::{ClusterFile, Device, HostSection, Role},
+    file::{ClusterFile, Device, Devices, HostSection, Role},
     size::Bytes,
 };
 
@@ -76,16 +76,16 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         let expected = format!("at least 1 MiB ({LEAST_MEMORY} bytes); write a unit, such as \"8GiB\"");
         return Err(ClusterError::Value { key: "host.memory_limit", got: got.to_string(), expected });
     }
-    let labels = labels(section)?;
+    let (labels, devices) = (labels(section)?, devices(section, device)?);
     Ok(Host {
         name: section.name.clone(),
         node: (*node).to_owned(),
         process: section.process.clone().unwrap_or_else(|| section.name.clone()),
         role: section.role,
-        device: section.device.unwrap_or(device),
+        kernels: kernels(section, &devices)?,
+        devices,
         address: SocketAddr::new(*address, section.port),
         threads: section.threads,
-        kernels: kernels(section, device)?,
         memory_limit,
         labels,
     })
@@ -102,11 +102,25 @@ fn labels(section: &HostSection) -> Result<BTreeMap<String, String>, ClusterErro
     Ok(section.labels.clone().into_iter().chain(name).collect())
 }
 
-fn kernels(section: &HostSection, device: Device) -> Result<KernelChoice, ClusterError> {
+/// Its own, or that of the model.
+fn devices(section: &HostSection, device: Device) -> Result<Devices, ClusterError> {
+    let Some(several) = &section.devices else { return Ok(section.device.unwrap_or(device).into()) };
+    let refused = |expected: String| ClusterError::Value {
+        key: "host.devices",
+        got: format!("{:?} of host '{}'", several.iter().map(Device::to_string).collect::<Vec<_>>(), section.name),
+        expected,
+    };
+    match section.device {
+        Some(one) => Err(refused(format!("no device = \"{one}\" beside it; leave one of the two out"))),
+        None => Devices::of(several.clone()).map_err(refused),
+    }
+}
+
+fn kernels(section: &HostSection, devices: &Devices) -> Result<KernelChoice, ClusterError> {
     let Some(name) = &section.kernels else { return Ok(KernelChoice::Auto) };
     let refused = |expected: String| ClusterError::Value { key: "host.kernels", got: format!("{name:?}"), expected };
-    match section.device.unwrap_or(device) {
-        Device::Cpu => name.parse().map_err(|cause: asterism_kernels::KernelError| refused(cause.to_string())),
-        gpu => Err(refused(format!("no such key for '{}', which computes on {gpu}", section.name))),
+    match devices.on_cpu() {
+        true => name.parse().map_err(|cause: asterism_kernels::KernelError| refused(cause.to_string())),
+        false => Err(refused(format!("no such key for '{}', which computes on {devices}", section.name))),
     }
 }

@@ -6,7 +6,7 @@ use asterism_models::{HeadsFiles, KnownShape, QuerySeparator, TemplateDate};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
-use crate::cluster::file::{ClusterFile, DType, Device, LinearType, ModelSection};
+use crate::cluster::file::{ClusterFile, DType, Device, HostSection, LinearType, ModelSection};
 
 /// The model every host loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,8 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, Clu
 /// 8-bit linear layers are a GPU's, and go with bf16.
 fn linear(file: &ClusterFile) -> Result<Option<LinearType>, ClusterError> {
     let ModelSection { linear, device, dtype, .. } = &file.model;
-    let on_cpu = file.hosts.iter().find(|host| host.device.as_ref().unwrap_or(device) == &Device::Cpu);
+    let first = |host: &HostSection| host.devices.as_ref().and_then(|devices| devices.first().copied()).or(host.device);
+    let on_cpu = file.hosts.iter().find(|host| first(host).unwrap_or(*device) == Device::Cpu);
     let expected = match on_cpu {
         _ if linear.is_none() => return Ok(None),
         _ if *dtype != DType::Bf16 => {

@@ -5,7 +5,7 @@ use super::{EvalRecord, Metric, PublishedQuestion, Task};
 /// One question, the same for every method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalQuestion {
-    /// `ruler`, `babilong`, `niah`, `longbench`, `infinitebench`, or `file`.
+    /// `ruler`, `babilong`, `niah`, `longbench`, `infinitebench`, `real`, or `file`.
     pub suite: String,
     /// Tokens asked for; 0 when the question was given as it is.
     pub length: usize,

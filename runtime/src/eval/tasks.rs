@@ -6,6 +6,7 @@ pub(crate) mod draft;
 pub(crate) mod fit;
 pub(crate) mod frequency;
 pub(crate) mod haystack;
+pub(crate) mod natural;
 pub(crate) mod needle;
 pub(crate) mod prose;
 pub(crate) mod retrieval;

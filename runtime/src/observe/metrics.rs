@@ -5,7 +5,10 @@ use std::sync::{Arc, OnceLock};
 use asterism_actors::{metric, tally::Tally};
 use metrics::{SharedString, Unit};
 use metrics_prometheus::failure::strategy;
-use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder, proto::MetricType};
+use prometheus::{
+    HistogramOpts, HistogramVec, Registry, TextEncoder,
+    proto::{Metric, MetricType},
+};
 
 use crate::observe::version::Version;
 
@@ -64,11 +67,18 @@ pub fn tally() -> Arc<Tally> {
     tally
 }
 
-/// What a scraper reads. A gauge that is not a number has nothing to say.
-pub fn render() -> String {
+/// What a scraper reads: nothing of hosts that were `removed`. A gauge that is not a number has nothing to say.
+pub fn render(removed: &[String]) -> String {
     let mut families = REGISTRY.get().map(Registry::gather).unwrap_or_default();
     for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::GAUGE) {
         family.mut_metric().retain(|metric| !metric.get_gauge().get_value().is_nan());
+    }
+    let is_of_removed = |metric: &Metric| {
+        let mut hosts = metric.get_label().iter().filter(|label| label.name() == "host");
+        hosts.any(|label| removed.iter().any(|host| host == label.value()))
+    };
+    if !removed.is_empty() {
+        families.iter_mut().for_each(|family| family.mut_metric().retain(|metric| !is_of_removed(metric)));
     }
     families.retain(|family| !family.get_metric().is_empty());
     TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
@@ -117,7 +127,7 @@ mod tests {
             timings: Timings { encode_s: 1500.0, ..Timings::default() },
         }
         .record();
-        let text = render();
+        let text = render(&[]);
         assert!(text.contains("# HELP asterism_time_to_first_token_seconds Seconds"), "{text}");
         let bucket = "asterism_time_to_first_token_seconds_bucket{method=\"star\",model=\"m\",le=\"2560\"} 1";
         assert!(text.contains(bucket), "{text}");
@@ -136,7 +146,7 @@ mod tests {
         let (host, method, model) = ("query-0".into(), "star".into(), "m7".into());
         Observation::Phase2 { host, method, model, times }.record();
         Observation::Recovered { seconds: 1.5 }.record();
-        let text = render();
+        let text = render(&[]);
         let labels = "{host=\"query-0\",method=\"star\"";
         for line in [
             "# TYPE asterism_phase2_step_seconds histogram".to_string(),
@@ -161,7 +171,7 @@ mod tests {
         install();
         Observation::RequestEnded { reason: None }.record();
         Observation::JobEncoded { method: "doubled".into(), sparsity: -0.25 }.record();
-        let text = render();
+        let text = render(&[]);
         assert!(text.contains("asterism_requests_cancelled_total 1\n"), "{text}");
         assert!(!text.contains("finished_reason=\"cancelled\""), "{text}");
         assert!(text.contains("asterism_attention_sparsity_ratio{method=\"doubled\"} 0\n"), "{text}");
@@ -213,7 +223,7 @@ mod tests {
         // A process that was started again counts anew.
         for (reconnects, rtt) in [(2, Some(0.25)), (2, Some(0.25)), (1, None)] {
             report(reconnects, rtt).record();
-            let text = render();
+            let text = render(&[]);
             for line in [
                 "asterism_host_process_resident_memory_bytes{host=\"query-1\"} 4096\n".to_string(),
                 "asterism_host_process_cpu_seconds{host=\"query-1\"} 1.25\n".to_string(),
@@ -256,6 +266,8 @@ mod tests {
                 method: "star".into(),
                 version: "0".into(),
                 ready: false,
+                answers: false,
+                removed: Vec::new(),
                 hosts: vec![serde_json::from_value(status).unwrap()],
                 jobs_pending: 0,
                 jobs_running: 0,
@@ -277,7 +289,7 @@ mod tests {
                 reported.record();
             }
             metric::record_cluster(&host(health));
-            let text = render();
+            let text = render(&[]);
             for gauge in gauges {
                 assert_eq!(
                     text.contains(&format!("asterism_{gauge}{{host=\"gone-0\"")),

@@ -36,7 +36,7 @@ pub struct Telemetry {
 
 enum Item {
     Span(Box<Span>),
-    /// Told when all before it went out.
+    /// CallPiece when all before it went out.
     Flush(SyncSender<()>),
 }
 

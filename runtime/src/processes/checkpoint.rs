@@ -9,6 +9,7 @@ use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 use crate::{
     cluster::{Model, file as cluster_file},
     error::CliError,
+    hub,
     processes::template,
 };
 
@@ -20,10 +21,10 @@ pub fn checkpoint_of(model: &Model) -> Result<Checkpoint, ModelError> {
     }
 }
 
-/// Opens a folder with a checkpoint, or the embedded model.
+/// Opens a folder with a checkpoint, or what the hub's cache has of a name; or the embedded model.
 pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
     match path {
-        Some(folder) => Checkpoint::open(folder),
+        Some(folder) => Checkpoint::open(&hub::located(folder)),
         None => Checkpoint::embedded(),
     }
 }

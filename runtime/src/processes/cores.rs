@@ -12,10 +12,7 @@ use asterism_actors::cores::{self, ComputeKind, Cores};
 use asterism_kernels::ThreadLimit;
 
 use crate::{
-    cluster::{
-        Cluster, Host,
-        file::{Device, Role},
-    },
+    cluster::{Cluster, Host, file::Role},
     data_dir::private,
 };
 
@@ -24,7 +21,8 @@ use crate::{
 pub struct SharedCores {
     cores: usize,
     share: usize,
-    limit: ThreadLimit,
+    /// Of each of its devices.
+    limits: Vec<ThreadLimit>,
     seats: Option<Seats>,
     works: Mutex<Vec<ComputeKind>>,
 }
@@ -37,20 +35,25 @@ struct Seats {
 }
 
 impl SharedCores {
-    /// Of `host`, whose backend computes with as many threads as `limit` says; of its own share where nothing can be told.
-    pub fn new(cluster: &Cluster, host: &Host, cores: usize, limit: ThreadLimit) -> Self {
+    /// Of `host`, whose devices compute with as many threads as `limits` say, together; of its own share where nothing can be told.
+    pub fn new(cluster: &Cluster, host: &Host, cores: usize, limits: Vec<ThreadLimit>) -> Self {
         let share = cluster.threads_of(host, cores);
-        limit.set(share);
+        deal(&limits, share);
         let seats = Seats::open(cluster, host).inspect_err(|error| {
             let folder = folder(cluster);
             tracing::warn!(folder = %folder.display(), %error, "idle cores cannot be told, so that this host leaves them idle");
         });
-        Self { cores, share, limit, seats: seats.ok(), works: Mutex::default() }
+        Self { cores, share, limits, seats: seats.ok(), works: Mutex::default() }
     }
 
     fn works(&self) -> MutexGuard<'_, Vec<ComputeKind>> {
         self.works.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Deals threads out to devices, one at least to each.
+fn deal(limits: &[ThreadLimit], threads: usize) {
+    limits.iter().for_each(|limit| limit.set(threads / limits.len().max(1)));
 }
 
 impl Cores for SharedCores {
@@ -70,7 +73,7 @@ impl Cores for SharedCores {
             }
             ComputeKind::Answering | ComputeKind::Generating => return,
         };
-        self.limit.set(cores::threads(self.cores, self.share, others));
+        deal(&self.limits, cores::threads(self.cores, self.share, others));
     }
 
     fn end(&self, work: ComputeKind) {
@@ -79,7 +82,7 @@ impl Cores for SharedCores {
             works.swap_remove(at);
         }
         if !works.iter().any(|work| matches!(work, ComputeKind::Encoding | ComputeKind::Answering)) {
-            self.limit.set(self.share);
+            deal(&self.limits, self.share);
         }
         if works.is_empty()
             && let Some(seats) = &self.seats
@@ -89,7 +92,7 @@ impl Cores for SharedCores {
     }
 
     fn threads(&self) -> usize {
-        self.limit.now()
+        self.limits.iter().map(ThreadLimit::now).sum()
     }
 }
 
@@ -99,7 +102,7 @@ impl Seats {
         private::make(&folder)?;
         let open =
             |name: &str| private::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
-        let beside = |other: &&Host| other.node == host.node && other.name != host.name && other.device == Device::Cpu;
+        let beside = |other: &&Host| other.node == host.node && other.name != host.name && other.devices.on_cpu();
         let others = cluster
             .hosts
             .iter()
@@ -139,7 +142,7 @@ mod tests {
         let of = |name: &str| {
             let host = cluster.host(name).unwrap();
             let most = host.threads.unwrap_or(8);
-            SharedCores::new(&cluster, host, 8, ThreadLimit::new(most))
+            SharedCores::new(&cluster, host, 8, vec![ThreadLimit::new(most)])
         };
         let [one, two, query] = ["context-0", "context-1", "query-0"].map(of);
         assert_eq!([one.threads(), query.threads()], [2, 8]);
@@ -175,7 +178,7 @@ mod tests {
         // What the file says of a host's threads holds.
         cluster.hosts[0].threads = Some(3);
         let host = cluster.host("context-0").unwrap();
-        let fixed = SharedCores::new(&cluster, host, 8, ThreadLimit::new(3));
+        let fixed = SharedCores::new(&cluster, host, 8, vec![ThreadLimit::new(3)]);
         fixed.begin(ComputeKind::Encoding);
         assert_eq!(fixed.threads(), 3);
     }

@@ -6,21 +6,28 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
-use asterism_kernels::{Backend, Cpu};
+use asterism_actors::{
+    HostConfig, HostError, LoadedModel, ModelLoader, Transports,
+    cores::Cores,
+    host::{self, HostEnd},
+};
+use asterism_kernels::{Backend, Cpu, DeviceGroup, check_heads};
 use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, SharedWeights, Tokenizer};
 
 use crate::{
     cluster::{
         Cluster, Host, Model,
-        file::{DType, Device, LinearType, Recovery, Role},
+        file::{DType, Device, Devices, LinearType, Recovery, Role},
     },
     error::{CliError, Exit},
     processes::cores::SharedCores,
 };
 
 #[cfg(feature = "cuda")]
-use asterism_actors::{cores::ComputeKind, messages::GpuMemory};
+use {
+    asterism_actors::{cores::ComputeKind, messages::GpuMemory},
+    asterism_kernels::Cuda,
+};
 
 /// What a host process computes with.
 pub struct DeviceSetup {
@@ -48,18 +55,18 @@ pub fn parts(role: Role, recovery: Recovery) -> DecoderParts {
 /// weights would be kept for it.
 fn takes_head_later(setup: &DeviceSetup) -> bool {
     let DeviceSetup { cluster, host, parts, .. } = setup;
-    host.role != Role::Query
-        && *parts == DecoderParts::All
-        && host.device == Device::Cpu
-        && cluster.model.random.is_none()
+    host.role != Role::Query && *parts == DecoderParts::All && host.devices.on_cpu() && cluster.model.random.is_none()
 }
 
 /// The weights of the hosts of one process: those of one device that compute alike have them once.
 #[derive(Clone, Default)]
 pub struct ProcessWeights {
     cpus: Registry<Cpu>,
+    cpu_groups: Registry<DeviceGroup<Cpu>>,
     #[cfg(feature = "cuda")]
-    gpus: Registry<asterism_kernels::Cuda>,
+    gpus: Registry<Cuda>,
+    #[cfg(feature = "cuda")]
+    gpu_groups: Registry<DeviceGroup<Cuda>>,
 }
 
 /// Weights by device and numerics.
@@ -79,9 +86,9 @@ impl<B: Backend> Clone for Registry<B> {
 
 impl<B: Backend> Registry<B> {
     /// Those that `backend` can compute with.
-    fn of(&self, device: Device, backend: &B) -> Arc<SharedWeights<B>> {
+    fn of(&self, devices: &Devices, backend: &B) -> Arc<SharedWeights<B>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(known.entry(format!("{device} {}", backend.numerics())).or_default())
+        Arc::clone(known.entry(format!("{devices} {}", backend.numerics())).or_default())
     }
 }
 
@@ -138,13 +145,29 @@ pub fn weights_fit(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliErro
         .hint(format!("raise memory_limit above {needed}{smaller}, or take a smaller model")))
 }
 
+/// Bytes that each of a host's devices has of weights that take so many.
+pub fn weights_of_each(bytes: u64, devices: &Devices) -> u64 {
+    bytes.div_ceil(devices.count() as u64)
+}
+
+/// Refuses hosts whose devices cannot share the heads of a model of this shape.
+pub fn share_heads(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
+    cluster.hosts.iter().try_for_each(|host| {
+        let shared = check_heads(shape.heads, host.devices.count());
+        shared.map_err(|error| {
+            CliError::usage(format!("host '{}' is to compute on {}: {error}", host.name, host.devices))
+                .hint("change its `devices` in the cluster file")
+        })
+    })
+}
+
 /// Refuses hosts on devices that this build knows nothing of.
 pub fn known(cluster: &Cluster) -> Result<(), CliError> {
-    let unknown = |host: &&Host| host.device != Device::Cpu && !cfg!(feature = "cuda");
+    let unknown = |host: &&Host| !host.devices.on_cpu() && !cfg!(feature = "cuda");
     match cluster.hosts.iter().find(unknown) {
         Some(host) => Err(CliError::usage(format!(
             "host '{}' computes on {}, and this program was built for CPUs only",
-            host.name, host.device
+            host.name, host.devices
         ))
         .hint("build it with `--features cuda`, or write device = \"cpu\"")),
         None => Ok(()),
@@ -157,32 +180,48 @@ pub async fn run_host(
     transports: Transports,
     setup: DeviceSetup,
     joined: impl FnOnce() + Send + 'static,
-) -> Result<(), HostError> {
-    let (of, weights) = (&setup.host, setup.weights.clone());
-    let numbers = Numbers::of(&setup.cluster.model);
-    match of.device {
-        Device::Cpu => {
-            let open = move |setup: &DeviceSetup| {
-                let DeviceSetup { cluster, host, cores, .. } = setup;
-                let cpu =
-                    crate::processes::checkpoint::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
-                let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(cluster, host, *cores, cpu.thread_limit()));
-                Ok((cpu, cores))
+) -> Result<HostEnd, HostError> {
+    let weights = setup.weights.clone();
+    match (setup.host.devices.on_cpu(), setup.host.devices.count()) {
+        (true, 1) => {
+            let open = |setup: &DeviceSetup, _: &ModelConfig| {
+                let (mut cpus, cores) = cpus(setup)?;
+                Ok((cpus.remove(0), cores))
             };
             host::run(config, transports, loader(setup, (weights.cpus, |_, _| Ok(())), open, joined)).await
         }
-        #[cfg(feature = "cuda")]
-        Device::Cuda(index) => {
-            let open = move |_: &DeviceSetup| {
-                let gpu = cuda(index, numbers)?;
-                let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
-                Ok((gpu, cores))
+        (true, _) => {
+            let open = |setup: &DeviceSetup, shape: &ModelConfig| {
+                let (cpus, cores) = cpus(setup)?;
+                Ok((DeviceGroup::new(cpus.into_iter().map(Arc::new).collect(), shape.heads)?, cores))
             };
-            let room = |gpu: &asterism_kernels::Cuda, bytes| Ok(gpu.require(bytes)?);
+            host::run(config, transports, loader(setup, (weights.cpu_groups, |_, _| Ok(())), open, joined)).await
+        }
+        #[cfg(feature = "cuda")]
+        (false, 1) => {
+            let open = |setup: &DeviceSetup, _: &ModelConfig| {
+                let (mut gpus, cores) = gpus(setup)?;
+                Ok((gpus.remove(0), cores))
+            };
+            let room = |gpu: &Cuda, bytes| Ok(gpu.require(bytes)?);
             host::run(config, transports, loader(setup, (weights.gpus, room), open, joined)).await
         }
+        #[cfg(feature = "cuda")]
+        (false, _) => {
+            let open = |setup: &DeviceSetup, shape: &ModelConfig| {
+                let (gpus, cores) = gpus(setup)?;
+                Ok((Cuda::group(gpus, shape.heads)?, cores))
+            };
+            let room = |group: &DeviceGroup<Cuda>, bytes: u64| {
+                let each = bytes.div_ceil(group.members().len() as u64);
+                Ok(group.members().iter().try_for_each(|gpu| gpu.require(each))?)
+            };
+            host::run(config, transports, loader(setup, (weights.gpu_groups, room), open, joined)).await
+        }
         #[cfg(not(feature = "cuda"))]
-        Device::Cuda(index) => {
+        (false, _) => {
+            let gpu = |device: &Device| if let Device::Cuda(index) = device { Some(*index) } else { None };
+            let index = setup.host.devices.all().iter().find_map(gpu).unwrap_or_default();
             let cause = "this program was built without the feature cuda".into();
             let cause = ModelError::Kernel(asterism_kernels::KernelError::NoDevice { index, cause });
             Err(HostError::Model { host: config.name, cause })
@@ -190,13 +229,35 @@ pub async fn run_host(
     }
 }
 
-/// A host's GPU: it lends nobody cores.
+/// A host's processor, as often as it is to be a device, with the cores that these share.
+fn cpus(setup: &DeviceSetup) -> Result<(Vec<Cpu>, Arc<dyn Cores>), ModelError> {
+    let DeviceSetup { cluster, host, cores, .. } = setup;
+    let (dtype, devices) = (cluster.model.dtype, host.devices.count());
+    let threads = (host.threads.unwrap_or(*cores) / devices).max(1);
+    let cpu = |_| crate::processes::checkpoint::cpu(dtype, threads, host.kernels);
+    let cpus = (0..devices).map(cpu).collect::<Result<Vec<_>, _>>()?;
+    let limits = cpus.iter().map(Cpu::thread_limit).collect();
+    Ok((cpus, Arc::new(SharedCores::new(cluster, host, *cores, limits))))
+}
+
+/// A host's GPUs.
+#[cfg(feature = "cuda")]
+fn gpus(setup: &DeviceSetup) -> Result<(Vec<Cuda>, Arc<dyn Cores>), ModelError> {
+    let numbers = Numbers::of(&setup.cluster.model);
+    let index = |device: &Device| if let Device::Cuda(index) = device { Some(*index) } else { None };
+    let indices = setup.host.devices.all().iter().filter_map(index);
+    let gpus = indices.map(|index| cuda(index, numbers)).collect::<Result<Vec<_>, _>>()?;
+    let cores = OwnGpus(gpus.iter().map(|gpu| gpu.device().gauge()).collect());
+    Ok((gpus, Arc::new(cores)))
+}
+
+/// A host's GPUs: it lends nobody cores.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
-struct OwnGpu(asterism_kernels::cuda::Gauge);
+struct OwnGpus(Vec<asterism_kernels::cuda::Gauge>);
 
 #[cfg(feature = "cuda")]
-impl Cores for OwnGpu {
+impl Cores for OwnGpus {
     fn begin(&self, _: ComputeKind) {}
 
     fn end(&self, _: ComputeKind) {}
@@ -206,20 +267,21 @@ impl Cores for OwnGpu {
     }
 
     fn gpu_memory(&self) -> Option<GpuMemory> {
-        let (free, all) = self.0.memory().ok()?;
+        let each = self.0.iter().map(|gpu| gpu.memory().ok()).collect::<Option<Vec<_>>>()?;
+        let (free, all) = each.iter().fold((0, 0), |(free, all), of| (free + of.0, all + of.1));
         Some(GpuMemory { used: (all - free) as u64, free: free as u64 })
     }
 }
 
 /// A GPU. What is missing beside it is said once, here.
 #[cfg(feature = "cuda")]
-pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, ModelError> {
+pub fn cuda(index: usize, numbers: Numbers) -> Result<Cuda, ModelError> {
     let options = asterism_kernels::CudaOptions {
         device: index,
         dtype: crate::processes::checkpoint::dtype(numbers.dtype),
         eight_bits: numbers.linear == Some(LinearType::Fp8),
     };
-    let gpu = asterism_kernels::Cuda::new(options)?;
+    let gpu = Cuda::new(options)?;
     if !gpu.attender().has_library() {
         tracing::warn!("cuDNN is not there: attention goes through own kernels, at half the speed in prefill");
     }
@@ -234,15 +296,15 @@ pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, Mo
 fn loader<B: Backend>(
     setup: DeviceSetup,
     (weights, room): (Registry<B>, impl FnOnce(&B, u64) -> Result<(), ModelError> + Send + 'static),
-    open: impl FnOnce(&DeviceSetup) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
+    open: impl FnOnce(&DeviceSetup, &ModelConfig) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
     joined: impl FnOnce() + Send + 'static,
 ) -> ModelLoader<B> {
     Box::new(move || {
         joined();
         let Model { heads, .. } = setup.cluster.model.clone();
         let checkpoint = Arc::new(crate::processes::checkpoint::checkpoint_of(&setup.cluster.model)?);
-        let (backend, cores) = open(&setup)?;
-        let weights = weights.of(setup.host.device, &backend);
+        let (backend, cores) = open(&setup, checkpoint.config())?;
+        let weights = weights.of(&setup.host.devices, &backend);
         let mut loading = weights.loading();
         let bytes = |parts| Numbers::of(&setup.cluster.model).weight_bytes(checkpoint.config(), parts);
         room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
@@ -313,7 +375,7 @@ mod tests {
         let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
         let load = |dtype, parts| {
             let cpu = crate::processes::checkpoint::cpu(dtype, 1, KernelChoice::Auto).unwrap();
-            let shared = weights.clone().cpus.of(Device::Cpu, &cpu);
+            let shared = weights.clone().cpus.of(&Device::Cpu.into(), &cpu);
             let mut loading = shared.loading();
             let before = loading.loaded();
             (before, loading.decoder(Arc::new(cpu), &checkpoint, parts).unwrap())

@@ -96,6 +96,7 @@ struct KeptProcess {
 
 enum Command {
     Kill { start: u64 },
+    Start,
     Stop { grace: Duration },
 }
 
@@ -109,6 +110,14 @@ impl Orders {
         if let Some(orders) = self.0.get(host) {
             // A host that is kept no more has no process.
             let _ = orders.send(Command::Kill { start });
+        }
+    }
+
+    /// Starts a host's process that has ended and is not about to be started again, whyever it ended.
+    pub fn start(&self, host: &str) {
+        if let Some(orders) = self.0.get(host) {
+            // One that is kept no more was told to stop.
+            let _ = orders.send(Command::Start);
         }
     }
 }
@@ -125,6 +134,8 @@ struct ProcessKeeper {
     given_up: Arc<Mutex<Vec<HostExit>>>,
     origin: Instant,
     restarts: Restarts,
+    /// Processes of the node that are not given up.
+    running: watch::Sender<usize>,
 }
 
 impl NodeAgent {
@@ -152,12 +163,9 @@ impl NodeAgent {
                 given_up: Arc::clone(&given_up),
                 origin: Instant::now(),
                 restarts: Restarts::new(cluster.max_restarts),
+                running: running.clone(),
             };
-            let running = running.clone();
-            let task = tokio::spawn(async move {
-                keeper.keep().await;
-                running.send_modify(|running| *running -= 1);
-            });
+            let task = tokio::spawn(keeper.keep());
             kept.push(KeptProcess { hosts, orders, life: seen, task });
         }
         (Self { processes: kept, given_up, running }, ended)
@@ -193,7 +201,7 @@ impl NodeAgent {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Completes when no host runs and none is started again.
+    /// Completes when every host was given up.
     pub async fn done(&self) {
         // The sender is ours, so that waiting cannot fail.
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
@@ -223,7 +231,7 @@ fn by_process<'a>(hosts: &[&'a Host]) -> Vec<(&'a str, Vec<String>)> {
 }
 
 impl ProcessKeeper {
-    /// Starts the process again and again until it is done, given up, or told to stop.
+    /// Starts the process again and again until it is told to stop; one that is done or given up, when somebody wants that.
     async fn keep(mut self) {
         loop {
             let start = self.starts.next();
@@ -242,11 +250,36 @@ impl ProcessKeeper {
                 // Whoever does not listen any more has no use for the news.
                 let _ = self.exits.send(exit);
             }
-            let Fate::Restarting { after } = fate else { return };
-            if self.stopped_within(after).await {
-                return;
+            let over = stopped
+                || match &fate {
+                    Fate::Restarting { after } => self.stopped_within(*after).await,
+                    Fate::Finished => !self.wanted_again().await,
+                    Fate::GivenUp { .. } => {
+                        self.running.send_modify(|running| *running -= 1);
+                        let wanted = self.wanted_again().await;
+                        self.running.send_modify(|running| *running += 1);
+                        !wanted
+                    }
+                };
+            if over {
+                return self.running.send_modify(|running| *running -= 1);
             }
         }
+    }
+
+    /// Waits until somebody wants a process that has ended started; false when it is to stay as it is.
+    async fn wanted_again(&mut self) -> bool {
+        loop {
+            match self.orders.recv().await {
+                Some(Command::Start) => break,
+                // There is none of that number.
+                Some(Command::Kill { .. }) => {}
+                Some(Command::Stop { .. }) | None => return false,
+            }
+        }
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).retain(|exit| !self.hosts.contains(&exit.host));
+        self.restarts.begin_anew();
+        true
     }
 
     /// One life of the process; true when it ended because it was told to stop.
@@ -273,7 +306,8 @@ impl ProcessKeeper {
                     Some(Command::Kill { start: wanted }) if wanted == start => {
                         return (process.kill().await, false);
                     }
-                    Some(Command::Kill { .. }) => {}
+                    // It runs, or is another one.
+                    Some(Command::Kill { .. } | Command::Start) => {}
                     Some(Command::Stop { grace }) => return (process.stop(grace).await, true),
                     None => return (process.kill().await, true),
                 },
@@ -287,7 +321,7 @@ impl ProcessKeeper {
         loop {
             match tokio::time::timeout_at(deadline, self.orders.recv()).await {
                 Err(_) => return false,
-                Ok(Some(Command::Kill { .. })) => {}
+                Ok(Some(Command::Kill { .. } | Command::Start)) => {}
                 Ok(Some(Command::Stop { .. }) | None) => return true,
             }
         }

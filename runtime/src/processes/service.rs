@@ -14,6 +14,7 @@ use tokio::{runtime::Handle, sync::Notify};
 use crate::{
     api::{
         admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
+        anthropic,
         http::body::intake::Intake,
         openai::{self, ApiKeys, ApiState, Open, Store},
         secrets,
@@ -72,6 +73,7 @@ impl SupervisorService {
             links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
+            data_dir: cluster.data_dir.clone(),
             door,
             listen,
             token,
@@ -94,9 +96,19 @@ impl SupervisorService {
         self.stop_wanted.notified().await;
     }
 
-    /// Tells every host to end, and ends supervisor and admin API.
-    pub async fn stop(self) {
+    /// Tells every host to end, and ends supervisor and APIs.
+    pub async fn shut_down(self) {
         self.supervisor.shutdown().await;
+        self.close().await;
+    }
+
+    /// Ends supervisor and APIs, and leaves hosts as they are.
+    pub async fn stop(self) {
+        self.supervisor.stop().await;
+        self.close().await;
+    }
+
+    async fn close(self) {
         if let Some(api) = self.api {
             api.stop().await;
         }
@@ -133,8 +145,9 @@ async fn open_api(
         open: Open::default(),
         runtime,
         intake,
+        kept_idle: api.kept_idle,
     };
-    openai::serve(api.listen, tls, state).await.map(Some)
+    openai::serve(api.listen, tls, (state, anthropic::routes)).await.map(Some)
 }
 
 impl Ground {

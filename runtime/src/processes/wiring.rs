@@ -4,6 +4,7 @@ mod data;
 pub(crate) mod listener;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,8 +15,9 @@ use std::{
 };
 
 use asterism_actors::{
-    HostConfig, HostError, Transports,
+    Batching, HostConfig, HostError, Transports,
     api::Role,
+    host::HostEnd,
     messages::{Condition, HostRole},
     metric::{self},
     node::{self, NodeLink, NodeView},
@@ -25,14 +27,12 @@ use asterism_actors::{
 };
 use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
+use tokio::sync::watch;
 
 use crate::{
     api::admin::door::PeerRefusals,
     certificates::{credentials, members},
-    cluster::{
-        Cluster, Host,
-        file::{self as cluster_file, Device},
-    },
+    cluster::{Cluster, Host, file as cluster_file},
     data_dir::{self, private},
     error::CliError,
     observe::metrics,
@@ -105,7 +105,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
-        device: host.device.to_string(),
+        device: host.devices.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
         weight_bytes: device::weight_bytes(cluster, host, &model.config),
@@ -121,7 +121,8 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         method: cluster.method.clone(),
         liveness: cluster.liveness,
         max_running: scheduling::CONTEXTS_AT_ONCE,
-        max_generations: scheduling::GENERATIONS_PER_HOST,
+        encode_ahead: scheduling::ENCODED_AHEAD,
+        max_generating: cluster.serving.max_generating,
         max_queue: cluster.queue.jobs,
         max_queue_bytes: cluster.queue.bytes,
         recovery: match cluster.recovery {
@@ -129,6 +130,9 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
             cluster_file::Recovery::Redistribute => Recovery::Redistribute,
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
+        rebalance: cluster.rebalance,
+        avoid_stragglers: cluster.avoid_stragglers,
+        ready_when: cluster.ready_when,
         patience: scheduling::PLACEMENT_PATIENCE,
         speeds: calibration::find(cluster, &model.name).ok(),
         sessions: cluster.sessions,
@@ -146,13 +150,13 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
 }
 
 /// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
-/// start of the process. Calls `joined` when the supervisor has welcomed all of them for the first time.
+/// start of the process. They leave once `leaving` is true, and all of them when one does. Calls `joined` when the supervisor has welcomed all of them for the first time.
 pub async fn run_hosts<'a>(
     cluster: &'a Cluster,
     hosts: &[&'a Host],
     (supervisor, start): (SocketAddr, u64),
-    joined: impl FnOnce() + Send + 'static,
-) -> Result<(), CliError> {
+    (joined, leave, leaving): (impl FnOnce() + Send + 'static, watch::Sender<bool>, watch::Receiver<bool>),
+) -> Result<HostEnd, CliError> {
     let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
     let one_joined = Arc::new(move || {
         if waited_for.fetch_sub(1, Ordering::Relaxed) == 1
@@ -161,17 +165,28 @@ pub async fn run_hosts<'a>(
             joined();
         }
     });
-    // Tensors lie on devices, and hosts hand each other those of their own kind.
-    let (cpus, gpus) = (LocalNetwork::new(), LocalNetwork::new());
+    // Tensors lie on devices, and hosts hand each other those of their own kind, on as many devices.
+    let kind = |host: &Host| (host.devices.on_cpu(), host.devices.count());
+    let kinds: BTreeSet<_> = hosts.iter().map(|host| kind(host)).collect();
+    let networks: BTreeMap<_, _> = kinds.into_iter().map(|kind| (kind, LocalNetwork::new())).collect();
     let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
     let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
-        let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
-        let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
-        let network = Some(network).filter(|_| alike > 1);
-        run_host(cluster, host, (config, network, weights.clone()), move || joined())
+        let (config, leave) = (HostConfig { leave: Some(leaving.clone()), ..config }, &leave);
+        let alike = hosts.iter().filter(|other| kind(other) == kind(host)).count();
+        let network = networks.get(&kind(host)).filter(|_| alike > 1);
+        let ended = run_host(cluster, host, (config, network, weights.clone()), move || joined());
+        async move {
+            let ended = ended.await;
+            if let Ok(HostEnd::Left) = ended {
+                // The hosts of a process end together.
+                leave.send_replace(true);
+            }
+            ended
+        }
     };
-    try_join_all(hosts.iter().copied().map(run)).await.map(drop)
+    let ended = try_join_all(hosts.iter().copied().map(run)).await?;
+    Ok(if ended.contains(&HostEnd::Left) { HostEnd::Left } else { HostEnd::Ended })
 }
 
 /// What a host is started as. What its process counts is for one host of it to tell.
@@ -186,7 +201,9 @@ fn host_config(
         cluster_file::Role::Query => HostRole::Query,
         cluster_file::Role::Spare => HostRole::Spare,
     };
-    let mut config = HostConfig { tally, ..HostConfig::new(&host.name, role, supervisor, start) };
+    let batching = Batching { token_interval: cluster.serving.token_interval, pack_rows: None };
+    let grace = cluster.stop_grace;
+    let mut config = HostConfig { tally, batching, grace, ..HostConfig::new(&host.name, role, supervisor, start) };
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
@@ -199,14 +216,14 @@ async fn run_host(
     host: &Host,
     (config, network, weights): (HostConfig, Option<&LocalNetwork>, ProcessWeights),
     joined: impl FnOnce() + Send + 'static,
-) -> Result<(), CliError> {
+) -> Result<HostEnd, CliError> {
     let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
     let transports = Transports { control, data: data::plane(cluster, host, network)? };
     let parts = device::parts(host.role, cluster.recovery);
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
-    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
+    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.devices, cores, "starting");
     let setup = device::DeviceSetup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))

@@ -50,6 +50,8 @@ const PARTS: &[(&str, &str, &str)] = &[
     ("[", "null", "]"),
     ("[", "{\"role\":\"user\",\"content\":\"\"}", "]"),
     ("[{\"role\":\"user\",\"content\":[", "{\"type\":\"text\",\"text\":\"\"}", "]}]"),
+    ("[{\"role\":\"assistant\",\"tool_calls\":[", "{\"function\":{\"name\":\"f\",\"arguments\":\"[[],[]]\"}}", "]}]"),
+    ("[{\"role\":\"user\",\"content\":[", "{\"type\":\"tool_result\",\"content\":[]}", "]}]"),
     ("{", "\"\":0", "}"),
     ("{", "\"a\":{\"b\":[]}", "}"),
 ];
@@ -76,7 +78,23 @@ fn patterns(bytes: usize) -> Vec<String> {
 }
 
 /// Fields of the endpoints that take the OpenAI API's bodies.
-const FIELDS: &[&str] = &["messages", "input", "prompt", "context", "metadata", "tools", "stop", "user", "\\u0000"];
+const FIELDS: &[&str] = &[
+    "messages",
+    "input",
+    "prompt",
+    "context",
+    "metadata",
+    "tools",
+    "stop",
+    "user",
+    "system",
+    "tokens",
+    "response_format",
+    "guided_choice",
+    "logit_bias",
+    "chat_template_kwargs",
+    "\\u0000",
+];
 
 /// Every endpoint that takes JSON, with the names of its fields: of the admin API as its document has them.
 fn endpoints(cluster: &Cluster) -> Vec<(String, String, Vec<String>)> {

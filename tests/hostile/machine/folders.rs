@@ -115,7 +115,7 @@ fn what_is_no_model_is_refused_in_words_of_its_own() {
         refuses(&cluster, 2, words);
     }
     let hub = cluster(|text| text.replace("\"model\"", "\"Qwen/Qwen2.5-0.5B\""));
-    refuses(&hub, 2, &["no such folder", "hf download Qwen/Qwen2.5-0.5B"]);
+    refuses(&hub, 2, &["no such folder", "asterism model pull Qwen/Qwen2.5-0.5B"]);
 }
 
 #[test]

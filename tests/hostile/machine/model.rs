@@ -220,3 +220,45 @@ fn what_waits_under_other_weights_fails_and_what_was_answered_stays() {
 fn what_waits_under_another_tokenizer_fails_and_what_was_answered_stays() {
     one_data_dir(merge_otherwise);
 }
+
+fn slide(folder: &Path) {
+    edited(&folder.join("config.json"), |config| {
+        config["use_sliding_window"] = json!(true);
+        config["sliding_window"] = json!(24);
+        config["max_window_layers"] = json!(1);
+    });
+}
+
+#[test]
+fn layers_with_windows_give_the_same_however_a_context_lies_on_hosts() {
+    let spec = ClusterSpec { contexts: 3, model: None, method: "[attention.dense]", listen: "127.0.0.1:0".into() };
+    let answers = [true, false].map(|slides| {
+        let cluster =
+            Cluster::written(BINARY, &spec, |text| text.replacen("[[host]]", "[model]\npath = \"model\"\n\n[[host]]", 1));
+        let folder = cluster.folder().join("model");
+        copied(&folder);
+        if slides {
+            slide(&folder);
+        }
+        up(&cluster);
+        let answer = |(id, method): (&str, Value)| {
+            let job = json!({"id": id, "context": book(), "query": "What is the pass key?", "max_tokens": 8, "method": method});
+            assert_eq!(posted(&cluster, "jobs", job).0, 202, "{id}");
+            let ended = ended(&cluster, id);
+            assert_eq!(ended["state"], "SUCCEEDED", "{ended:#}");
+            ended["text"].as_str().expect("a text").to_owned()
+        };
+        let [dense, zigzag, contiguous, star, auto] = [
+            ("dense", json!({"dense": {}})),
+            ("zigzag", json!({"ring": {}})),
+            ("contiguous", json!({"ring": {"layout": "contiguous"}})),
+            ("star", json!({"star": {}})),
+            ("auto", json!({"auto": {"dense_below_tokens": 0}})),
+        ]
+        .map(answer);
+        assert_eq!([&zigzag, &contiguous], [&dense; 2]);
+        assert!(!star.is_empty() && !auto.is_empty());
+        dense
+    });
+    assert_ne!(answers[0], answers[1], "the window hides something");
+}

@@ -340,8 +340,19 @@ fn message(act: Action) -> Option<HostMessage> {
         Action::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
             let (context, block, digest, cached) = (1, 0, 0, false);
-            let printed =
-                Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest, cached };
+            let printed = Encoded {
+                context,
+                block,
+                kept_tokens,
+                kv_bytes,
+                seconds,
+                computing_s: seconds,
+                operations: 0,
+                pairs,
+                exchange_bytes,
+                digest,
+                cached,
+            };
             HostMessage::Encoded(printed)
         }
         Action::NotEncoded => {
@@ -373,6 +384,7 @@ fn command(act: Action) -> Option<HostCommand> {
             let identities = Vec::new();
             HostCommand::Encode(EncodeShards {
                 context,
+                tenant: 0,
                 attempt,
                 shards,
                 blocks,
@@ -386,6 +398,7 @@ fn command(act: Action) -> Option<HostCommand> {
         }
         Action::Generate => HostCommand::Generate(Generate {
             job,
+            tenant: 0,
             context,
             query_ids: vec![1],
             generated: Vec::new(),

@@ -188,7 +188,7 @@ fn asks_of<'a, B: Backend>(
                 asks.extend(each.map(|(shard, holes)| Ask {
                     kv: &shard.layers[layer],
                     rows: rows.clone(),
-                    mask,
+                    mask: mask.beginning_at(shard.position as usize),
                     holes,
                 }));
                 grouped.extend_from_slice(sizes);

@@ -1,6 +1,12 @@
 //! What a context host answers from: its model, its shards, and who may ask for them. Answers nothing itself.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
 use asterism_kernels::Backend;
 use asterism_models::Decoder;
@@ -10,7 +16,11 @@ use crate::{
     cores::Cores,
     host::DeviceHandover,
     link::Links,
+    messages::AnswerReading,
 };
+
+/// Multiply-adds that an answer costs beside its own, so that many small ones are no sign of a slow host.
+const EACH_ANSWER: usize = 4 << 20;
 
 /// What a context host answers from.
 pub struct QueryService<B: Backend> {
@@ -28,11 +38,37 @@ pub struct QueryService<B: Backend> {
     pub cores: Arc<dyn Cores>,
     /// What goes to hosts of this process as it lies.
     pub hands_over: DeviceHandover,
+    /// What answering takes.
+    pub effort: Arc<AnsweringEffort>,
+}
+
+/// What was computed to answer query hosts.
+#[derive(Debug, Default)]
+pub struct AnsweringEffort {
+    nanoseconds: AtomicU64,
+    operations: AtomicU64,
+}
+
+impl AnsweringEffort {
+    /// Computes an answer of so many multiply-adds, and notes how long that took.
+    pub fn timed<T>(&self, operations: usize, answer: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let answered = answer();
+        self.nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.operations.fetch_add((operations + EACH_ANSWER) as u64, Ordering::Relaxed);
+        answered
+    }
+
+    /// All so far.
+    pub fn so_far(&self) -> AnswerReading {
+        let seconds = self.nanoseconds.load(Ordering::Relaxed) as f64 * 1e-9;
+        AnswerReading { seconds, operations: self.operations.load(Ordering::Relaxed) }
+    }
 }
 
 impl<B: Backend> Clone for QueryService<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, store, parcel_inbox, tickets, links, cores, hands_over } = self;
+        let Self { decoder, store, parcel_inbox, tickets, links, cores, hands_over, effort } = self;
         Self {
             decoder: decoder.clone(),
             store: store.clone(),
@@ -41,6 +77,7 @@ impl<B: Backend> Clone for QueryService<B> {
             links: links.clone(),
             cores: cores.clone(),
             hands_over: *hands_over,
+            effort: effort.clone(),
         }
     }
 }

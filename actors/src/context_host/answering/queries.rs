@@ -204,19 +204,23 @@ impl<B: Backend> Queries<'_, B> {
         if found.is_empty() {
             return Ok(());
         }
+        let (operations, effort) = (cost(&decoder, &found, head.layer), self.service.effort.clone());
         // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
         let at_once = match (decoder.backend().queues(), &asked) {
             (true, asked) => matches!(asked, Rows::Exported(_)),
-            (false, _) => cost(&decoder, &found, head.layer) <= INLINE_ANSWER_OPERATIONS,
+            (false, _) => operations <= INLINE_ANSWER_OPERATIONS,
         };
-        let answered = if at_once { answer(&decoder, &found, (all, &asked), head) } else { Ok(None) };
+        let answered = match at_once {
+            true => effort.timed(operations, || answer(&decoder, &found, (all, &asked), head)),
+            false => Ok(None),
+        };
         let answer = match answered? {
             Some(answer) => answer,
             None => {
                 let cores = self.service.cores.clone();
                 let attended = machine::spawn(move || {
                     let _computing = Computing::begin(&cores, ComputeKind::Answering);
-                    answer_when_there_is_room(&decoder, &found, (all, &asked), head)
+                    effort.timed(operations, || answer_when_there_is_room(&decoder, &found, (all, &asked), head))
                 })
                 .await;
                 attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??

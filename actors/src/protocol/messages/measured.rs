@@ -32,6 +32,10 @@ pub struct Encoded {
     pub kv_bytes: u64,
     /// Seconds from the start of the shards encoded together to their end, divided among them.
     pub seconds: f64,
+    /// Of these, seconds in which this host computed: neither waited for another nor for its turn.
+    pub computing_s: f64,
+    /// Floating-point operations that its pass takes.
+    pub operations: u64,
     /// (row, key) pairs that went through a softmax, over all layers and query heads.
     pub pairs: u64,
     /// Bytes of tensors received from other hosts; counted with the first of the shards encoded together.
@@ -75,6 +79,17 @@ pub struct LinkReport {
     pub process: ProcessReading,
     /// What went over its links, and whom it refused.
     pub traffic: Traffic,
+    /// What the host answered query hosts.
+    pub answered: AnswerReading,
+}
+
+/// What a host computed to answer query hosts, since its process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
+pub struct AnswerReading {
+    /// Seconds of computing.
+    pub seconds: f64,
+    /// Multiply-adds, with what each answer costs beside them.
+    pub operations: u64,
 }
 
 /// What a process counted since it started.

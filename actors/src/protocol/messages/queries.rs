@@ -77,7 +77,7 @@ pub struct StreamingMask {
     pub window: u64,
     /// Token index of the first row.
     pub first_row: u64,
-    /// Token index of the first key.
+    /// Token index of the first key of a shard whose first token is the first of all: a shard's keys begin at its own position.
     pub first_key: u64,
 }
 

@@ -56,7 +56,7 @@ impl<B: Backend> LayerStep<B> {
     /// A layer's queries are asked of the contexts of these parts.
     pub fn layer(
         &mut self,
-        LayerQueries { layer, heads, q }: LayerQueries<'_, B>,
+        LayerQueries { layer, window, heads, q }: LayerQueries<'_, B>,
         kind: PayloadType,
         asks: &[PartAsk],
     ) {
@@ -66,7 +66,7 @@ impl<B: Backend> LayerStep<B> {
                 job,
                 token,
                 rows: ask.rows.clone(),
-                mask: streaming(ask.mask),
+                mask: streaming(ask.mask_within(window)),
                 answers: Vec::new(),
                 end: None,
             }

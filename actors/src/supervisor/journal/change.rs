@@ -39,6 +39,8 @@ pub enum Effect {
     Drop(String),
     /// A host takes new work or none, or gives what it has to others by a deadline.
     Schedule(usize, Scheduling, Option<Duration>),
+    /// A host ends by this time and is started again, or is started.
+    Restart(usize, Duration),
     /// A host's place goes to a spare.
     Replace(usize, usize),
 }

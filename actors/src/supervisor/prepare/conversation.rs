@@ -6,19 +6,18 @@ use super::{ModelFront, invalid, prompt::WholePrompt};
 use crate::error::JobError;
 
 impl ModelFront {
-    /// The context and the query that join to what the chat template renders of `turns`: the last message of the user and all
-    /// behind it are the query, everything before it the context. One that is longer than all before it is a document with its
+    /// The context and the query that join to what the chat template renders of `turns`: the last message of the user, or of a tool,
+    /// and all behind it are the query, everything before it the context. One that is longer than all before it is a document with its
     /// question, and cut at its last separator; of one that goes on with a conversation and is long, the end alone is the query, since
     /// what is context is encoded once. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
     pub fn conversation(&self, turns: Vec<ChatTurn>, options: RenderOptions) -> Result<(Written, Written), JobError> {
-        let bytes = turns.iter().map(|turn| turn.text.len()).sum();
+        let bytes = turns.iter().map(ChatTurn::bytes).sum();
         self.check_text("messages", bytes)?;
         let separator = self.query_separator.to_string();
-        let asked =
-            turns.iter().rposition(|turn| turn.speaker == Speaker::User).unwrap_or(turns.len().saturating_sub(1));
+        let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(turns.len().saturating_sub(1));
         let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
         let text = turns.get(asked).map_or("", |turn| &turn.text);
         let at = match text.len() > earlier {
@@ -52,7 +51,7 @@ impl ModelFront {
 /// Whether a conversation that `turns` go on with is likely to go on: something was answered before its last question. Not where
 /// that is longer than all before it: it is a document of its own, and what stands before it are examples.
 pub fn is_continued(turns: &[ChatTurn]) -> bool {
-    let asked = turns.iter().rposition(|turn| turn.speaker != Speaker::Assistant).unwrap_or(0);
+    let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(0);
     let earlier: usize = turns[..asked].iter().map(|turn| turn.text.len()).sum();
     turns[..asked].iter().any(|turn| turn.speaker == Speaker::Assistant) && turns[asked].text.len() <= earlier
 }
@@ -104,7 +103,7 @@ fn cut(text: &str, separator: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use asterism_models::{Checkpoint, Speaker, TemplateDate, TemplateSource};
+    use asterism_models::{Checkpoint, TemplateDate, TemplateSource};
 
     use super::*;
 
@@ -117,7 +116,7 @@ mod tests {
     }
 
     fn split(turns: &[(Speaker, &str)]) -> (String, String) {
-        let turn = |(speaker, text): &(Speaker, &str)| ChatTurn { speaker: *speaker, text: (*text).to_owned() };
+        let turn = |(speaker, text): &(Speaker, &str)| ChatTurn::new(*speaker, *text);
         texts(
             front().conversation(turns.iter().map(turn).collect(), RenderOptions::on(TemplateDate::default())).unwrap(),
         )
@@ -153,7 +152,7 @@ mod tests {
     fn a_conversation_goes_on_once_something_was_answered() {
         use Speaker::{Assistant, System, User};
         let of = |turns: &[(Speaker, &str)]| {
-            let turn = |(speaker, text): &(Speaker, &str)| ChatTurn { speaker: *speaker, text: (*text).to_owned() };
+            let turn = |(speaker, text): &(Speaker, &str)| ChatTurn::new(*speaker, *text);
             is_continued(&turns.iter().map(turn).collect::<Vec<_>>())
         };
         let (first, answer) = ((User, "A document. Which?"), (Assistant, "This."));
@@ -194,7 +193,7 @@ mod tests {
     #[test]
     fn messages_of_a_base_model_have_the_separator_between_them() {
         use Speaker::{Assistant, User};
-        let turn = |speaker, text: &str| ChatTurn { speaker, text: text.to_owned() };
+        let turn = |speaker, text: &str| ChatTurn::new(speaker, text);
         let turns = [turn(User, "a"), turn(Assistant, "b"), turn(User, "c--d")];
         for (place, before) in [((2, 0), "a--b"), ((2, 1), "a--b--c"), ((0, 1), "a")] {
             let WholePrompt { written, at, .. } = joined(&turns, "--", place);

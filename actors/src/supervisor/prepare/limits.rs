@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use asterism_models::ModelError;
+
 use crate::{
     api::{JobRequest, Prompt, bounds},
     error::JobError,
@@ -26,7 +28,20 @@ impl ModelFront {
         bounds::stops(&request.stop)?;
         bounds::logprobs(request.logprobs)?;
         request.sampling.validate()?;
-        if request.max_tokens == 0 {
+        if let Some(constraint) = &request.sampling.constraint {
+            let refused = |error: ModelError| JobError::Invalid { param: "constraint", message: error.to_string() };
+            constraint.check().map_err(refused)?;
+        }
+        if let Some(id) = request.sampling.logit_bias.keys().find(|id| **id as usize >= self.config.vocab) {
+            let message = format!("logit_bias has token id {id}; {} has ids below {}", self.name, self.config.vocab);
+            return Err(JobError::Invalid { param: "logit_bias", message });
+        }
+        if request.sampling.min_tokens as usize > request.max_tokens {
+            let (least, most) = (request.sampling.min_tokens, request.max_tokens);
+            let message = format!("min_tokens is {least} and max_tokens {most}; ask for no more at least than at most");
+            return Err(JobError::Invalid { param: "min_tokens", message });
+        }
+        if request.max_tokens == 0 && !request.prompt_logprobs {
             return Err(invalid("max_tokens", "max_tokens is 0; ask for at least 1 token"));
         }
         let max_tokens = u32::try_from(request.max_tokens).ok().filter(|&most| most as usize <= self.max_tokens);
@@ -43,6 +58,9 @@ impl ModelFront {
 }
 
 fn check_subject(request: &JobRequest) -> Result<(), JobError> {
+    if request.prompt_logprobs {
+        return check_alone(request);
+    }
     match (&request.context, &request.session) {
         (Some(_), Some(_)) => return Err(invalid("session", "give a context or a session, not both")),
         (None, Some(_)) if request.method.is_some() => {
@@ -62,4 +80,22 @@ fn check_subject(request: &JobRequest) -> Result<(), JobError> {
         return Err(invalid("query_separator", message));
     }
     Ok(())
+}
+
+/// A prompt that is nothing but a question.
+fn check_alone(request: &JobRequest) -> Result<(), JobError> {
+    let beside = [
+        ("context", request.context.is_some()),
+        ("session", request.session.is_some()),
+        ("query_separator", request.query_separator.is_some()),
+        ("template_date", request.template_date.is_some()),
+    ];
+    if let Some((name, _)) = beside.into_iter().find(|(_, given)| *given) {
+        let message = format!("prompt_logprobs takes the whole prompt as the query; leave {name} out");
+        return Err(JobError::Invalid { param: name, message });
+    }
+    match request.query.is_blank() {
+        true => Err(invalid("query", "the prompt has no token")),
+        false => Ok(()),
+    }
 }

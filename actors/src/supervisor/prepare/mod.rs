@@ -1,6 +1,7 @@
 //! From a request to a prepared job: template, tokens, plan. Slow enough to run off the event loop. Files are read where a
 //! front is made, of paths in the cluster file; preparing reads none.
 
+mod alone;
 mod append;
 mod conversation;
 mod limits;
@@ -14,8 +15,8 @@ pub use conversation::is_continued;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, FrontDigest, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, TemplateDate,
-    TemplateSource, Tokenizer, Written, check_retaining_heads,
+    ChatTemplate, Checkpoint, FrontDigest, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, Sampling,
+    TemplateDate, TemplateSource, Tokenizer, Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
 use asterism_transport::MAX_META_BYTES;
@@ -24,7 +25,7 @@ use crate::{
     api::{JobRequest, Prompt, Reuse, SessionRequest, bounds},
     context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
-    messages::TokenChoice,
+    messages::{TokenChoice, TokenShaping},
     supervisor::{
         config::ContextHosts,
         placement::PlacementPolicy,
@@ -36,6 +37,7 @@ use crate::{
     },
     trace::JobTrace,
 };
+use limits::Limits;
 
 /// The parts of a model that the supervisor needs: no weights.
 pub struct ModelFront {
@@ -121,6 +123,11 @@ impl ModelFront {
         self.tokenizer.bytes(id).unwrap_or_default()
     }
 
+    /// The chat template has a place for tools.
+    pub fn takes_tools(&self) -> bool {
+        self.template.takes_tools()
+    }
+
     /// Tokens of a text, without specials.
     pub fn count_tokens(&self, text: &str) -> Result<usize, ModelError> {
         Ok(self.tokenizer.encode(text)?.len())
@@ -135,6 +142,9 @@ impl ModelFront {
         session: Option<&AskedSession>,
     ) -> Result<PreparedJob, JobError> {
         let limits = self.check(&request)?;
+        if request.prompt_logprobs {
+            return self.prepare_alone(request, &limits, hosts);
+        }
         let date = session.map_or(request.template_date, |session| session.template_date);
         let date = date.or(self.template_date).unwrap_or_default();
         let separator = request.query_separator.clone();
@@ -168,18 +178,9 @@ impl ModelFront {
             }
         };
         self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
-        let choice = TokenChoice {
-            max_tokens: limits.max_tokens,
-            temperature: request.sampling.temperature,
-            top_p: request.sampling.top_p,
-            seed: request.sampling.seed,
-            stop: request.stop,
-            ignore_eos: request.ignore_eos,
-            logprobs: request.logprobs,
-        };
         let question = Question {
             query_ids,
-            choice,
+            choice: choice(&limits, (&request.sampling, request.stop), (request.ignore_eos, request.logprobs)),
             timeout: limits.timeout,
             refresh_order,
             canary: false,
@@ -216,6 +217,25 @@ impl ModelFront {
         prepared.text = text.map(Box::new);
         prepared.placement = request.placement;
         Ok(prepared.identified())
+    }
+}
+
+/// How tokens are chosen, within the request's limits.
+fn choice(
+    limits: &Limits,
+    (sampling, stop): (&Sampling, Vec<String>),
+    (ignore_eos, logprobs): (bool, Option<u32>),
+) -> TokenChoice {
+    TokenChoice {
+        max_tokens: limits.max_tokens,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        seed: sampling.seed,
+        shaping: TokenShaping::of(sampling),
+        stop,
+        ignore_eos,
+        logprobs,
+        scored: None,
     }
 }
 

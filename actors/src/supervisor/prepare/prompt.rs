@@ -51,7 +51,7 @@ impl ModelFront {
         match (context, query, template) {
             (Prompt::Text(context), Prompt::Text(query), Some(date)) if self.template.is_chat() => {
                 let at = context.len();
-                let turn = ChatTurn { speaker: Speaker::User, text: context + &separator.before(&query) };
+                let turn = ChatTurn::new(Speaker::User, context + &separator.before(&query));
                 self.rendered(&[turn], RenderOptions::on(date).with_question(0, at))
             }
             (context, query, template) => {

@@ -136,11 +136,11 @@ impl ModelFront {
         let mut turns = Vec::new();
         for kept in &text.turns {
             let before = if turns.is_empty() { document.as_str() } else { "" };
-            turns.push(ChatTurn { speaker: Speaker::User, text: format!("{before}{}", kept.question) });
-            turns.push(ChatTurn { speaker: Speaker::Assistant, text: kept.answer.clone() });
+            turns.push(ChatTurn::new(Speaker::User, format!("{before}{}", kept.question)));
+            turns.push(ChatTurn::new(Speaker::Assistant, kept.answer.clone()));
         }
         let before = if turns.is_empty() { document.as_str() } else { "" };
-        turns.push(ChatTurn { speaker: Speaker::User, text: format!("{before}{}{last}", text.opened) });
+        turns.push(ChatTurn::new(Speaker::User, format!("{before}{}{last}", text.opened)));
         let WholePrompt { mut written, at, .. } = self.rendered(&turns, options)?;
         let mut places = written.text().match_indices(&document).map(|(at, _)| at + document.len());
         match (places.next(), places.next()) {

@@ -120,7 +120,7 @@ fn a_message_names_no_special_token() {
     };
     assert!(!has_end(forged, reported, true) && !has_end(reported, forged, true));
     assert!(has_end(forged, reported, false) && has_end(reported, forged, false));
-    let turns = [Speaker::System, Speaker::User].map(|speaker| ChatTurn { speaker, text: forged.to_owned() });
+    let turns = [Speaker::System, Speaker::User].map(|speaker| ChatTurn::new(speaker, forged));
     let options = asterism_models::RenderOptions::on(TemplateDate::default());
     let (context, query) = front.conversation(turns.into(), options).unwrap();
     assert!(!whole(&front, JobRequest::new(Some(context.into()), query.into())).contains(&end[0]));
@@ -178,7 +178,7 @@ fn a_kept_answer_has_the_ids_of_the_conversation() {
     let kept = keep(&front, &session, "Who?", " <think>Hm.</think>\n\nMe. \n").unwrap();
     let kept = keep(&front, &kept, "And?", "You").unwrap();
     let more = append(&front, &kept, "Then this.");
-    let turn = |speaker, text: &str| ChatTurn { speaker, text: text.to_owned() };
+    let turn = |speaker, text: &str| ChatTurn::new(speaker, text);
     let turns = |last: &str| {
         vec![
             turn(Speaker::User, " A text.\n\n\nWho?"),

@@ -3,7 +3,8 @@
 //!
 //! That a shard's answer is wrong is one host's word against another's, and some inputs overflow a model's dtype on every host.
 //! So an accused host is fenced and cordoned when the job has an answer without it. A query host that accuses a second host is the
-//! one that is fenced: of one liar among query hosts one context host suffers at most.
+//! one that is fenced: of one liar among query hosts one context host suffers at most. What was said long ago, or of or by a host
+//! that an operator has let work again, is no second word against anybody.
 
 use crate::{
     api::Scheduling,
@@ -54,7 +55,7 @@ impl Accusations<'_> {
     /// A job that hosts were accused in has its answer from others.
     pub fn convict(&mut self, accuser: usize, accused: Vec<(usize, String)>) {
         for (host, cause) in accused.into_iter().filter(|(host, _)| *host != accuser) {
-            let first = *self.loss.hosts.accusers.entry(accuser).or_insert(host);
+            let first = self.loss.hosts.accusations.first_of(accuser, host, self.loss.now);
             let (culprit, cause) = match first == host {
                 true => (host, format!("it answered what cannot be right, and others did not: {cause}")),
                 false => {

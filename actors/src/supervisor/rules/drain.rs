@@ -1,6 +1,9 @@
 //! Work that leaves a host which lives: a shard is encoded elsewhere first, and given up only when it is held there. What
 //! cannot be encoded alone is taken away, as if the host were lost. Hosts that died are `recovery.rs`.
 
+pub mod leaving;
+pub mod rebalance;
+
 use std::time::Duration;
 
 use crate::{
@@ -10,10 +13,13 @@ use crate::{
     supervisor::{
         command::SupervisorCommand,
         journal::record,
-        rules::recovery::HostLoss,
+        rules::{
+            drain::{leaving::Departures, rebalance::Rebalance},
+            recovery::HostLoss,
+        },
         tables::{
             context::{Context, ShardLocation, UnderWay},
-            hosts::{Drain, Hosts},
+            hosts::{Drain, Hosts, Leaving},
         },
     },
 };
@@ -42,7 +48,7 @@ impl Draining<'_> {
 
     /// Goes on with moving the work of hosts that drain, and has hosts forget what has moved away from them.
     pub fn move_out(&mut self) {
-        for host in self.loss.hosts.that(|host| host.drain.is_some()) {
+        for host in self.loss.hosts.that(|host| host.drain.is_some_and(|drain| drain.leaving != Leaving::Told)) {
             self.move_work_of(host);
         }
         let pause = self.loss.config.liveness.heartbeat;
@@ -77,7 +83,16 @@ impl Draining<'_> {
         for number in asked {
             self.loss.take_generation(number, (host, "drained"));
         }
-        if self.loss.contexts.load(host).shards + self.loss.jobs.count_on(host) == 0 {
+        let empty = self.loss.contexts.load(host).shards + self.loss.jobs.count_on(host) == 0;
+        if drain.leaving == Leaving::Drains {
+            let mut departures = Departures { loss: self.loss.reborrow() };
+            let record = departures.loss.hosts.at(host);
+            // Whoever asked what has moved away from it has heard so.
+            let settled = record.moved_away.is_empty() && (empty || departures.is_idle(host));
+            if settled || drain.is_over(departures.loss.now) {
+                departures.depart(host);
+            }
+        } else if empty {
             set_scheduling(self.loss.hosts, host, Scheduling::Cordoned, None, self.loss.out);
         }
     }
@@ -97,6 +112,23 @@ impl Draining<'_> {
             return;
         }
         let Ok(migration_targets) = self.loss.selection().find_equals(context, &blocks) else { return };
+        self.order_move(number, blocks, migration_targets);
+    }
+
+    /// Moves a shard of a session to where it lies better, if it is quiet.
+    pub fn rebalance(&mut self) {
+        let dealt = self.loss.hosts.dealt_at;
+        if !self.loss.config.rebalance || self.loss.now.saturating_sub(dealt) < rebalance::QUIET_FOR {
+            return;
+        }
+        match rebalance::next(&self.loss.selection()) {
+            Some(Rebalance { context, blocks, targets }) => self.order_move(context, blocks, targets),
+            // What there is is looked at again as late.
+            None => self.loss.hosts.dealt_at = self.loss.now,
+        }
+    }
+
+    fn order_move(&mut self, number: u64, blocks: Vec<usize>, migration_targets: Vec<usize>) {
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
         if let Some(placed) = context.placed_mut() {
             placed.moving.get_or_insert(UnderWay::since(self.loss.now)).shards += blocks.len();
@@ -140,9 +172,12 @@ pub fn set_scheduling(
     deadline: Option<Duration>,
     out: &mut Vec<SupervisorCommand>,
 ) {
+    if scheduling == Scheduling::Open {
+        hosts.accusations.pardon(host);
+    }
     let record = hosts.at_mut(host);
     record.kept.scheduling = scheduling;
-    record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline });
+    record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline, leaving: Leaving::Stays });
     out.push(SupervisorCommand::Persist(record::host(record)));
     out.push(SupervisorCommand::Notify(ClusterEventKind::HostScheduled {
         host: hosts.name(host).to_string(),

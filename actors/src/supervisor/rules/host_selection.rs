@@ -14,6 +14,7 @@ use crate::{
             context::Context,
             contexts::{Contexts, Load},
             hosts::Hosts,
+            job::Job,
             jobs::Jobs,
             prepared::PreparedContext,
             shard_homes::RecentEncoders,
@@ -79,6 +80,7 @@ impl<'a> HostSelection<'a> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
+            let rank = rank + u8::from(self.config.avoid_stragglers && record.pace.is_slow());
             let load = self.contexts.load(host);
             let taken = record.spec.weight_bytes + held(&load);
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
@@ -112,6 +114,21 @@ impl<'a> HostSelection<'a> {
         })
     }
 
+    /// Hosts of equal numerics for `blocks` of a context now, of those that `fit`.
+    pub fn find_among(
+        &self,
+        context: &Context,
+        blocks: &[usize],
+        fit: impl Fn(usize) -> bool,
+    ) -> Result<Vec<usize>, PlacementRefusal> {
+        let wanted = self.wanted(context, blocks);
+        let takes = |host| self.hosts.at(host).takes_work() && fit(host);
+        let demands = demands(&context.prepared, &context.reused, blocks);
+        let candidates = self.candidates(|load| load.kv_bytes, takes);
+        let found = place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref());
+        found.map(|hosts| of_one_host(context, hosts))
+    }
+
     /// Those that others could not reach are better than none.
     fn find(
         &self,
@@ -120,12 +137,7 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            let mut hosts = place(&self.candidates(|load| load.kv_bytes, takes))?;
-            // Whoever has room for the first of a chain, which demands the room of all, has it for the others.
-            if let Some(first) = hosts.first().copied().filter(|_| context.plan().is_chain()) {
-                hosts.fill(first);
-            }
-            Ok(hosts)
+            place(&self.candidates(|load| load.kv_bytes, takes)).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -217,8 +229,10 @@ impl<'a> HostSelection<'a> {
             return Choice::NoEqual { up };
         }
         let generations = |host: usize| self.jobs.count_on(host);
-        let most = self.config.max_generations * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
-        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < most;
+        let most = self.config.max_generating * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
+        let takes = |(_, host): &&(u8, usize)| {
+            (!up || is_equal(*host)) && generations(*host) < most && self.holds_generation(*host, job)
+        };
         let ranked = able.iter().filter(takes);
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),
@@ -226,6 +240,17 @@ impl<'a> HostSelection<'a> {
             None if named.is_some() => Choice::NotNow,
             None => Choice::Nobody,
         }
+    }
+
+    /// Whether a host's memory has room for what a job keeps there beside what others do. One alone is always tried.
+    fn holds_generation(&self, host: usize, job: &Job) -> bool {
+        let spec = &self.hosts.at(host).spec;
+        let (others, own) = (self.jobs.tokens_on(host), job.own_tokens());
+        let Some(limit) = spec.memory_limit.filter(|_| others > 0) else { return true };
+        let each = self.contexts.get(job.context).map_or(0, |context| context.prepared.kv_bytes_per_token);
+        let kept = others.saturating_add(own).saturating_mul(each);
+        let held = spec.weight_bytes.saturating_add(self.contexts.load(host).kv_bytes);
+        held.saturating_add(kept) <= limit
     }
 
     /// Why nobody goes on with a job, where only hosts of other numerics could.
@@ -252,6 +277,14 @@ pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[u
         },
     };
     blocks.iter().enumerate().map(demand).collect()
+}
+
+/// Of a chain all go to the host of the first, which demanded the room of all.
+fn of_one_host(context: &Context, mut hosts: Vec<usize>) -> Vec<usize> {
+    if let Some(first) = hosts.first().copied().filter(|_| context.plan().is_chain()) {
+        hosts.fill(first);
+    }
+    hosts
 }
 
 /// The same homes, and for what the plan deals to one host with a shard that has one the same.

@@ -10,7 +10,7 @@ use crate::{
     supervisor::{
         command::SupervisorCommand,
         journal::record,
-        rules::recovery::HostLoss,
+        rules::{drain::leaving::Departures, recovery::HostLoss},
         tables::{
             contexts::Contexts,
             hosts::HelloVerdict,
@@ -68,8 +68,10 @@ impl Joining<'_> {
             HelloVerdict::Back(earlier) => self.loss.out.extend(replaced(earlier, from)),
             HelloVerdict::Successor => {
                 let host = self.loss.hosts.by_name(&hello.name).expect("it was judged good");
-                let cause = "a later process of it connected".to_string();
-                self.loss.lose(host, ("exited", cause));
+                match self.loss.hosts.at(host).was_told_to_leave() {
+                    true => self.loss.on_left(host),
+                    false => self.loss.lose(host, ("exited", "a later process of it connected".to_string())),
+                }
             }
         }
         let (contexts, jobs) = (hello.contexts.clone(), hello.jobs.clone());
@@ -99,8 +101,13 @@ impl Joining<'_> {
             self.numbers.last,
             &self.model.mark(),
         )));
+        let told_to_end = !fresh && record.kept.ordered_to_end;
         self.loss.out.push(reply(welcome(incarnation)));
         self.take_stock(host, (contexts, jobs));
+        if told_to_end {
+            // Its connection ended before it heard so.
+            Departures { loss: self.loss.reborrow() }.tell(host);
+        }
     }
 
     /// That a host is there, or back after it was silent.

@@ -50,6 +50,9 @@ impl ModelCheck<'_> {
                 record.numerics = Some(candidate.numerics);
                 if record.health != HostHealth::Ready {
                     record.health = HostHealth::Ready;
+                    record.coming_since = None;
+                    self.loss.hosts.dealt_at = self.loss.now;
+                    let record = self.loss.hosts.at(host);
                     self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::HostReady {
                         host: record.spec.name.clone(),
                     }));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use asterism_plan::TokenSet;
+use asterism_plan::{ContextView, TokenSet};
 
 use crate::{
     messages::{ContextIds, EncodeShards, Generate, HostCommand},
@@ -13,6 +13,7 @@ use crate::{
             contexts::Contexts,
             hosts::Hosts,
             jobs::Jobs,
+            prepared::tenant_number,
         },
     },
     trace::TraceContext,
@@ -72,8 +73,9 @@ impl Orders<'_> {
         let Some(context) = self.contexts.get(job.context) else { return };
         job.ordered_attempt = context.attempt();
         job.progress.mixed_numerics |= context.mixed_numerics;
-        let kept = context.plan().kept_shards();
+        let (kept, alone) = (context.plan().kept_shards(), job.question.is_alone());
         let (shards, refresh_order) = match &job.question.refresh_order {
+            _ if alone => (Vec::new(), None),
             Some(refresh_order) => {
                 (refresh_order.refresh.left_of(kept), context.prepared.refresh_order(&refresh_order.refresh))
             }
@@ -81,15 +83,16 @@ impl Orders<'_> {
         };
         let generate = Generate {
             job: number,
+            tenant: tenant_number(&job.key),
             context: context.number,
             query_ids: job.question.query_ids.clone(),
             generated: job.progress.tokens.clone(),
-            query_start: context.plan().query_start,
+            query_start: if alone { 0 } else { context.plan().query_start },
             shards,
             refresh_order,
             fan_in: context.plan().fan_in,
-            view: context.plan().view,
-            holders: context.holders(&self.hosts.addresses()),
+            view: if alone { ContextView::All } else { context.plan().view },
+            holders: if alone { Vec::new() } else { context.holders(&self.hosts.addresses()) },
             choice: job.question.choice.clone(),
             ticket: context.ticket,
             trace: job.question.trace.map(|trace| Box::new(trace.own)),
@@ -104,7 +107,7 @@ impl Orders<'_> {
         let Some(context) = self.contexts.get(job.context) else { return };
         job.ordered_attempt = context.attempt();
         job.progress.mixed_numerics |= context.mixed_numerics;
-        let holders = context.holders(&self.hosts.addresses());
+        let holders = if job.question.is_alone() { Vec::new() } else { context.holders(&self.hosts.addresses()) };
         drop(job);
         self.send(host, HostCommand::Holders { job: number, holders });
     }

@@ -35,6 +35,9 @@ const STALL_PAUSE: Duration = Duration::from_millis(500);
 /// Stalls without a token between them after which a job fails.
 const MOST_STALLS: u32 = 60;
 
+/// Why a host is not there that was told to end and to come back: no failure of anybody's.
+const LEFT: &str = "left";
+
 /// Takes work from hosts that are lost, and has what needs it go on without them.
 pub struct HostLoss<'a> {
     pub now: Duration,
@@ -93,22 +96,37 @@ impl HostLoss<'_> {
         let (reason, cause) = why;
         let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(self.now).as_secs_f64());
         let name = self.hosts.name(host).to_string();
-        let lost = ClusterEventKind::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() };
-        self.out.push(SupervisorCommand::Notify(lost));
+        let left = matches!(reason, LEFT | "removed");
+        self.out.push(SupervisorCommand::Notify(match left {
+            true => ClusterEventKind::HostLeft { host: name },
+            false => ClusterEventKind::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() },
+        }));
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";
         self.out.push(SupervisorCommand::Persist(record::host(self.hosts.at(host))));
-        self.out.push(SupervisorCommand::Observe(Observation::HostFailed { reason }));
+        if !left {
+            self.out.push(SupervisorCommand::Observe(Observation::HostFailed { reason }));
+        }
         self.out
             .extend(connection.map(|connection| SupervisorCommand::Disconnect { connection, reason: cause.clone() }));
+        if self.hosts.node_of(host).is_some() && reason != "unfit" {
+            // Its node starts it again, unless it says otherwise.
+            let now = self.now;
+            self.hosts.at_mut(host).coming_since.get_or_insert(now);
+        }
         // A process that has ended or said that it is about to needs no help; what it logs last is the cause.
-        if !matches!(reason, "exited" | "unfit")
+        if !matches!(reason, "exited" | "unfit" | "removed" | LEFT)
             && let Some(connection) = self.hosts.node_of(host)
         {
             let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), start };
             self.out.push(SupervisorCommand::Send { connection, command });
         }
         self.vacate(host, (reason, cause));
+    }
+
+    /// The connection of a host that was told to leave ended: it has.
+    pub fn on_left(&mut self, host: usize) {
+        self.lose(host, (LEFT, "it was asked to end".into()));
     }
 
     /// A node says that a process of a host ended. It speaks for its own hosts only.
@@ -122,8 +140,14 @@ impl HostLoss<'_> {
             // A start after the one that was lost did not come so far as to join: why is what keeps it away now.
             record.cause = Some(cause.clone());
         }
-        self.lose(host, ("exited", cause));
+        let reason = if self.hosts.at(host).was_told_to_leave() { LEFT } else { "exited" };
+        self.lose(host, (reason, cause));
+        let now = self.now;
         let record = self.hosts.at_mut(host);
+        match restarting {
+            true => drop(record.coming_since.get_or_insert(now)),
+            false => record.coming_since = None,
+        }
         if let Some(cause) = record.cause.as_mut().filter(|_| !restarting && !record.unfit) {
             cause.push_str("; it is not started again");
         }

@@ -8,7 +8,7 @@ use crate::{
         command::SupervisorCommand,
         journal::record,
         rules::{accused::Accusations, drain::Draining, recovery::HostLoss},
-        tables::{job::Outcome, shard_homes::RecentEncoders},
+        tables::{hosts::pace::WorkKind, job::Outcome, shard_homes::RecentEncoders},
     },
 };
 
@@ -57,16 +57,26 @@ impl Reports<'_> {
         if !context.prepared.is_input(block, encoded.digest) {
             return self.loss.on_misread(host, (number, block));
         }
-        let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
+        let encoded = Encoded {
+            seconds: possible(encoded.seconds),
+            computing_s: possible(encoded.computing_s).min(possible(encoded.seconds)),
+            ..encoded
+        };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
         if let Some(identity) = context.prepared.identities.get(block) {
             self.lately.note(*identity, host);
         }
+        if !encoded.cached {
+            let (kind, work) = (WorkKind::Encoding(method.clone()), (encoded.computing_s, encoded.operations as f64));
+            let now = self.loss.now;
+            self.loss.hosts.at_mut(host).pace.note(now, kind, work);
+        }
+        let (computing_s, waiting_s) = (encoded.computing_s, encoded.seconds - encoded.computing_s);
         self.loss.out.push(SupervisorCommand::Observe(match encoded.cached {
             true => Observation::ShardCached { host: name, tokens: context.plan().shards[block].block_tokens() },
             false => {
                 self.loss.contexts.learn_speed(seconds, tokens);
-                Observation::ShardEncoded { host: name, method, seconds, tokens }
+                Observation::ShardEncoded { host: name, method, seconds: (computing_s, waiting_s), tokens }
             }
         }));
         if moves {

@@ -1,7 +1,7 @@
 //! Whose turn it is: begins contexts that wait while there is room for them. What is missing of those that began is
 //! `encode.rs`.
 
-use super::encode::EncodeScheduler;
+use super::{encode::EncodeScheduler, limits};
 use crate::{
     api::JobPhase,
     supervisor::{
@@ -18,8 +18,9 @@ pub fn running_contexts(contexts: &Contexts, jobs: &Jobs) -> usize {
 
 impl EncodeScheduler<'_> {
     /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
-    /// waits for a self-test leaves room for its canary. Beyond the room for all there is as much again for keys that have nothing
-    /// begun, one context each: nobody waits until what another key asked for has ended.
+    /// waits for a self-test leaves room for its canary. Beyond the room for all there is some for short contexts, which hosts encode
+    /// together, and as much again for keys that have nothing begun, one context each: nobody waits until what another key asked for
+    /// has ended.
     pub fn dispatch(&mut self) {
         if self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience) {
             return;
@@ -39,11 +40,12 @@ impl EncodeScheduler<'_> {
 
     fn next_in_turn(&self) -> Option<u64> {
         let (running, most) = (running_contexts(self.loss.contexts, self.loss.jobs), self.loss.config.max_running);
-        match running {
-            _ if running < most => self.loss.contexts.next(),
-            _ if running < 2 * most => self.loss.contexts.next_of_none(),
-            _ => None,
+        if running < most {
+            return self.loss.contexts.next();
         }
+        let short = || self.loss.contexts.next_within(self.loss.config.encode_ahead);
+        let of_none = || self.loss.contexts.next_of_none().filter(|_| running < 2 * most);
+        (running < limits::SHORT_AT_ONCE).then(short).flatten().or_else(of_none)
     }
 
     /// The context of the latest canary, unless it has begun.

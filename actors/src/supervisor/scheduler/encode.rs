@@ -33,6 +33,9 @@ impl EncodeScheduler<'_> {
         }
         let (inherited, mut unassigned): (Vec<usize>, Vec<usize>) =
             context.unassigned().into_iter().partition(|block| context.migration_targets().contains_key(block));
+        if !unassigned.is_empty() && self.loss.hosts.awaits_return(self.loss.now, self.loss.config.recovery) {
+            return;
+        }
         if context.plan().is_chain() && !unassigned.is_empty() {
             unassigned = context.entangled();
         }
@@ -80,6 +83,7 @@ impl EncodeScheduler<'_> {
         let addresses = self.loss.hosts.addresses();
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
         context.settle(self.loss.now, blocks, hosts);
+        self.loss.hosts.dealt_at = self.loss.now;
         self.loss.out.extend(record::places(&context, &addresses).map(SupervisorCommand::Persist));
         let orders = context.orders(blocks, &addresses);
         drop(context);

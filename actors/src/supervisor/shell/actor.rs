@@ -22,7 +22,7 @@ use crate::{
     capacity::{Holder, SharedCapacity},
     error::{HostError, JobError},
     machine,
-    store::StateStore,
+    store::{Entry, StateStore},
     supervisor::{
         command::SupervisorEvent,
         config::{ContextHosts, SupervisorConfig},
@@ -36,6 +36,7 @@ use crate::{
             feed::Listener,
             watchdog::Watchdog,
             write_queue::{Request, Subject},
+            writer::EntriesCallback,
         },
         state::SupervisorState,
         tables::{
@@ -360,12 +361,41 @@ impl Supervisor {
         self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
     }
 
+    /// Has a host give its work away, for `deadline` at most, end, and be started again by its node; starts one that is not there.
+    pub async fn restart_host(&self, name: &str, deadline: Duration) -> Result<HostStatus, JobError> {
+        let name = bounds::name("name", name)?;
+        let restarted = name.clone();
+        let decide = move |state: &mut SupervisorState, now| state.restart_host(now, &restarted, deadline);
+        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
+    }
+
+    /// What its journal has, as it is between two changes.
+    ///
+    /// # Errors
+    /// When it cannot be read, or several others are reading it.
+    pub async fn journal_entries(&self) -> Result<Vec<Entry>, JobError> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let heard: EntriesCallback = Box::new(move |entries| drop(answer.send(entries)));
+        if !self.ask(move |shell| shell.read_journal(heard)).await? {
+            return Err(JobError::Busy);
+        }
+        let entries = answered.await.map_err(|_| JobError::Stopping)?;
+        entries.map_err(|error| JobError::Internal { cause: error.to_string() })
+    }
+
     /// Gives the place of a host that is dead or takes no work to a spare.
     pub async fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, JobError> {
         let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
         let migration_target = spare.clone();
         let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &migration_target);
         self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &spare)).await
+    }
+
+    /// Ends in order and leaves hosts and nodes as they are: they hold what they have, and look for the supervisor that comes
+    /// after this one.
+    pub async fn stop(&self) {
+        self.flush().await;
+        let _ = self.actor.stop_and_wait(None, None).await;
     }
 
     /// Tells every host to end, and ends.
@@ -379,11 +409,15 @@ impl Supervisor {
             };
             let _ = timeout(FAREWELL, ended).await;
         }
+        self.stop().await;
+    }
+
+    /// Waits until the journal has what it can have.
+    async fn flush(&self) {
         let (flushed, flushing) = tokio::sync::oneshot::channel();
         if self.actor.cast(SupervisorMessage::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {
             let _ = flushing.await;
         }
-        let _ = self.actor.stop_and_wait(None, None).await;
     }
 
     /// Ends at once, as a process that is killed: nothing is said or kept any more. Whoever calls this closes the transport.

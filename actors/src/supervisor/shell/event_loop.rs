@@ -32,7 +32,7 @@ use crate::{
             feed::{Feed, Listener},
             watchdog::Watchdog,
             write_queue::{BatchLimits, Journal, JournalAction, Request},
-            writer::Writer,
+            writer::{EntriesCallback, Writer},
         },
         state::SupervisorState,
         tables::numbers::Origin,
@@ -69,7 +69,7 @@ pub struct SupervisorShell {
     /// Until the actor runs.
     store: Option<Box<dyn StateStore>>,
     writer: Option<Writer>,
-    /// Told when nothing is left to be written.
+    /// CallPiece when nothing is left to be written.
     flushed: Option<oneshot::Sender<()>>,
     /// Whether the store is at work.
     writing: Arc<AtomicBool>,
@@ -310,6 +310,11 @@ impl SupervisorShell {
     pub fn flush(&mut self, flushed: oneshot::Sender<()>) {
         self.journal.hurry();
         self.flushed = Some(flushed);
+    }
+
+    /// Has somebody hear what the journal has between two writes; false where that cannot be now.
+    pub fn read_journal(&self, heard: EntriesCallback) -> bool {
+        self.writer.as_ref().is_some_and(|writer| writer.read(heard))
     }
 
     /// Whether a slow disk holds up as many answers as there may be.

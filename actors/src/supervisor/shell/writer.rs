@@ -10,15 +10,27 @@ use tokio::sync::mpsc;
 
 use crate::{
     machine::{self, Thread},
-    store::{Change, StateStore, StoreError},
+    store::{Change, Entry, StateStore, StoreError},
 };
 
 /// Writes one transaction at a time.
 pub struct Writer {
-    orders: Option<mpsc::Sender<Vec<Change>>>,
+    orders: Option<mpsc::Sender<WriterOrder>>,
     results: Receiver<Result<(), StoreError>>,
     thread: Option<Thread>,
 }
+
+/// Hears what the store has.
+pub type EntriesCallback = Box<dyn FnOnce(Result<Vec<Entry>, StoreError>) + Send>;
+
+/// What the thread is to do.
+enum WriterOrder {
+    Write(Vec<Change>),
+    Read(EntriesCallback),
+}
+
+/// One write under way, and readings beside.
+const WRITER_ORDERS: usize = 4;
 
 /// Calls when it goes, also when the store panics.
 struct WriterEnded<F: Fn()>(F);
@@ -36,13 +48,20 @@ impl Writer {
         writing: Arc<AtomicBool>,
         ended: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (orders, mut inbox) = mpsc::channel::<Vec<Change>>(1);
+        let (orders, mut inbox) = mpsc::channel::<WriterOrder>(WRITER_ORDERS);
         let (outbox, results) = sync_channel(1);
         let work = move || {
             let ended = WriterEnded(ended);
-            while let Some(changes) = machine::block_on(inbox.recv()) {
+            while let Some(order) = machine::block_on(inbox.recv()) {
                 writing.store(true, Ordering::Relaxed);
-                let result = store.apply(&changes);
+                let result = match order {
+                    WriterOrder::Write(changes) => store.apply(&changes),
+                    WriterOrder::Read(heard) => {
+                        heard(store.load());
+                        writing.store(false, Ordering::Relaxed);
+                        continue;
+                    }
+                };
                 writing.store(false, Ordering::Relaxed);
                 if outbox.send(result).is_err() {
                     return;
@@ -59,8 +78,15 @@ impl Writer {
     pub fn write(&self, changes: Vec<Change>) {
         if let Some(orders) = &self.orders {
             // When it is gone, so is the channel of results.
-            let _ = orders.try_send(changes);
+            let _ = orders.try_send(WriterOrder::Write(changes));
         }
+    }
+
+    /// Has somebody hear what the store has between two writes; false where too many others are to hear it first.
+    pub fn read(&self, heard: EntriesCallback) -> bool {
+        // A place is left for the write that may come.
+        let free = |orders: &&mpsc::Sender<WriterOrder>| orders.capacity() > 1;
+        self.orders.as_ref().filter(free).is_some_and(|orders| orders.try_send(WriterOrder::Read(heard)).is_ok())
     }
 
     /// What came of the write, if it ended.

@@ -122,6 +122,14 @@ impl SupervisorState {
         self.host_admission(now).schedule_host(name, scheduling, deadline)
     }
 
+    /// What changes when a host is to end, by `deadline`, and to be started again.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it is not there and nobody could start it.
+    pub fn restart_host(&self, now: Duration, name: &str, deadline: Duration) -> Result<Decided, JobError> {
+        self.host_admission(now).restart_host(name, deadline)
+    }
+
     /// What changes when a spare gets the place of a host that is dead or takes no work, for good.
     ///
     /// # Errors
@@ -152,7 +160,7 @@ impl SupervisorState {
     /// Brings a change into force that the journal has.
     pub fn adopt(&mut self, now: Duration, decided: Decided) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
-        let of_hosts = matches!(decided.effect, Effect::Schedule(..) | Effect::Replace(..));
+        let of_hosts = matches!(decided.effect, Effect::Schedule(..) | Effect::Replace(..) | Effect::Restart(..));
         match decided.effect {
             Effect::Nothing => return out,
             Effect::Submit(submission) => self.take_job(now, *submission, &mut out),
@@ -170,8 +178,18 @@ impl SupervisorState {
             Effect::Drop(name) => self.loss(now, &mut out).teardown().end_session(&name, false),
             Effect::Schedule(host, scheduling, deadline) => {
                 set_scheduling(&mut self.hosts, host, scheduling, deadline, &mut out);
+                match scheduling {
+                    Scheduling::Open => self.departures(now, &mut out).start(host),
+                    Scheduling::Removed => self.departures(now, &mut out).remove(host),
+                    Scheduling::Cordoned | Scheduling::Draining => {}
+                }
                 self.draining(now, &mut out).move_out();
             }
+            Effect::Restart(host, deadline) if self.hosts.at(host).is_up() => {
+                self.departures(now, &mut out).begin(host, deadline);
+                self.draining(now, &mut out).move_out();
+            }
+            Effect::Restart(host, _) => self.departures(now, &mut out).start(host),
             Effect::Replace(dead, spare) => self.draining(now, &mut out).exchange(dead, spare),
         }
         self.scheduler(now, &mut out).advance(of_hosts);

@@ -13,6 +13,9 @@ use crate::{
     },
 };
 
+/// Longest that a host may say that its end takes: a day.
+const LONGEST_GRACE_MS: u64 = 86_400_000;
+
 impl SupervisorState {
     /// Applies a message. Says what it may change of who works on what.
     pub(super) fn on_message(
@@ -49,6 +52,7 @@ impl SupervisorState {
                 });
                 report.traffic.carried.retain(|carried| metric::TRANSPORTS.contains(&carried.transport.as_str()));
                 report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
+                self.hosts.note_answered(now, host, report.answered);
                 self.hosts.at_mut(host).reported = HostReport::of(&report, now);
                 let host = self.hosts.name(host).to_string();
                 out.push(SupervisorCommand::Observe(Observation::Links { host, report }));
@@ -56,6 +60,13 @@ impl SupervisorState {
             }
             HostMessage::Ready { numerics, model } => {
                 self.model_check(now, out).on_loaded(host, (numerics, *model));
+                return WorkChange::Everything;
+            }
+            HostMessage::Leaving { grace_ms } => {
+                // A part is left for the word that it is to end.
+                let deadline = now + Duration::from_millis(grace_ms.min(LONGEST_GRACE_MS)) * 3 / 4;
+                self.departures(now, out).begin(host, deadline);
+                self.draining(now, out).move_out();
                 return WorkChange::Everything;
             }
             HostMessage::Unfit { cause } => {

@@ -7,7 +7,10 @@ use crate::{
     api::{ClusterStatus, HostHealth, HostStatus, JobState, JobStatus, Role, SessionState, Waiting},
     error::JobError,
     messages::LinkPeer,
-    supervisor::tables::contexts::SessionContexts,
+    supervisor::{
+        config::ReadyWhen,
+        tables::{contexts::SessionContexts, hosts::HostRecord},
+    },
 };
 
 /// A host that can be told to measure.
@@ -118,10 +121,31 @@ impl SupervisorState {
             model_digest: self.model.id().map(|id| id.to_string()),
             method: self.config.method.name().to_string(),
             version: version.to_string(),
-            ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),
-            hosts: (0..self.config.hosts.len()).map(|host| self.host_status(now, host)).collect(),
+            ready: self.hosts.wanted().all(|host| host.health == HostHealth::Ready),
+            answers: self.answers(),
+            removed: self.hosts.iter().filter(|host| host.is_removed()).map(|host| host.spec.name.clone()).collect(),
+            hosts: (0..self.config.hosts.len())
+                .filter(|host| !self.hosts.at(*host).is_removed())
+                .map(|host| self.host_status(now, host))
+                .collect(),
             jobs_pending: self.jobs.count(JobState::Pending),
             jobs_running: self.jobs.count(JobState::Running),
+        }
+    }
+
+    /// Whether a job would be planned and answered now.
+    fn answers(&self) -> bool {
+        let recovery = self.config.recovery;
+        let does = |role: Role| move |host: &&HostRecord| host.takes_work() && host.rank(role, recovery).is_some();
+        let (encode, generate) = (does(Role::Context), does(Role::Query));
+        let able = self.hosts.wanted().any(|host| encode(&host)) && self.hosts.wanted().any(|host| generate(&host));
+        able && match self.config.ready_when {
+            ReadyWhen::Answers => true,
+            ReadyWhen::All => self.hosts.wanted().all(|host| host.health == HostHealth::Ready),
+            ReadyWhen::Contexts(least) => {
+                let own = |host: &&HostRecord| host.rank(Role::Context, recovery) == Some(0) && host.takes_work();
+                self.hosts.wanted().filter(own).count() >= least
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
     messages::{EncodeShards, Encoded, ShardHolder},
     supervisor::tables::{
         hosts::host_report::Address,
-        prepared::{PreparedContext, Weight},
+        prepared::{PreparedContext, Weight, tenant_number},
     },
     ticket::Ticket,
 };
@@ -487,8 +487,8 @@ impl Context {
         let (context, attempt, blocks) = (self.number, self.attempt(), self.plan().shards.len() as u32);
         let identity = |shard: &Shard| Some((shard.block as u32, *self.prepared.identities.get(shard.block)?));
         let identities = shards.iter().filter_map(identity).collect();
-        let (ticket, room, trace) = (self.ticket, None, None);
-        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket, room, trace, identities }
+        let (tenant, ticket, room, trace) = (tenant_number(&self.prepared.key), self.ticket, None, None);
+        EncodeShards { context, tenant, attempt, shards, blocks, exchange, peers, ticket, room, trace, identities }
     }
 
     /// Whether a host has been ordered to encode a shard.

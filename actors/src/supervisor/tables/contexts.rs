@@ -81,6 +81,8 @@ struct ContextIndex {
     loads: BTreeMap<usize, Load>,
     /// Contexts whose turn has come and that are not encoded, or are some job's own.
     begun: usize,
+    /// Work of those that are not encoded.
+    unready_work: u64,
     sessions: SessionContexts,
     pinned_bytes: u64,
     bytes: u64,
@@ -99,6 +101,7 @@ struct ContextIndexKeys {
     was_ready: bool,
     incomplete: bool,
     attempt: u32,
+    work: u64,
     kv_bytes: u64,
     bytes: u64,
     /// Shards and bytes by host.
@@ -119,6 +122,7 @@ impl ContextIndexKeys {
                 .placed()
                 .is_some_and(|placed| placed.redo || placed.places.iter().any(|place| place.host.is_none())),
             attempt: context.attempt(),
+            work: context.weight.work,
             kv_bytes: context.weight.kv_bytes,
             bytes: context.weight.bytes,
             hosts: context.loads(),
@@ -275,6 +279,15 @@ impl Contexts {
         self.first_of_fewest().map(|(_, number)| number)
     }
 
+    /// The context to begin next, where it and all that are encoded now take no longer than that, about.
+    pub fn next_within(&self, seconds: Duration) -> Option<u64> {
+        let within = |number: &u64| {
+            let work = self.index.unready_work.saturating_add(self[*number].weight.work);
+            encode_time(work, self.token_seconds.0) <= seconds
+        };
+        self.next().filter(within)
+    }
+
     /// The context to begin next, where it is of a key that has none begun.
     pub fn next_of_none(&self) -> Option<u64> {
         self.first_of_fewest().filter(|(begun, _)| *begun == 0).map(|(_, number)| number)
@@ -356,6 +369,7 @@ impl ContextIndex {
             self.incomplete.insert(number);
         }
         self.begun += keys.begun();
+        self.unready_work += keys.unready_work();
         if keys.begun() > 0 {
             *self.begun_of.entry(keys.key.clone()).or_default() += keys.begun();
         }
@@ -387,6 +401,7 @@ impl ContextIndex {
         }
         self.incomplete.remove(&number);
         self.begun -= keys.begun();
+        self.unready_work -= keys.unready_work();
         count_down(&mut self.begun_of, &keys.key, keys.begun());
         self.bytes -= keys.bytes;
         if let Some(sessions) = keys.of_session(&mut self.sessions) {
@@ -410,6 +425,10 @@ impl ContextIndex {
 impl ContextIndexKeys {
     fn begun(&self) -> usize {
         usize::from(self.turn.is_none() && (!self.session || !self.was_ready))
+    }
+
+    fn unready_work(&self) -> u64 {
+        if self.turn.is_none() && self.stage != Stage::Ready { self.work } else { 0 }
     }
 
     fn of_session<'a>(&self, sessions: &'a mut SessionContexts) -> Option<&'a mut usize> {

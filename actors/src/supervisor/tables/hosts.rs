@@ -1,18 +1,23 @@
 //! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
+pub mod accusations;
 pub mod given;
 pub mod host_report;
 mod judge;
+pub mod pace;
 pub mod presence;
+mod slow;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
+use accusations::AccusationRecord;
 use given::SentTokens;
 use host_report::{Address, HostReport};
 use judge::LivenessJudge;
+use pace::Pace;
 
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
@@ -44,10 +49,14 @@ pub struct HostRecord {
     pub idle_bytes: u64,
     /// What its last report told.
     pub reported: HostReport,
+    /// How fast it computes.
+    pub pace: Pace,
     /// What decides the bits of its results, once it is ready.
     pub numerics: Option<String>,
     /// How its node last saw its process, and when.
     pub seen: (Condition, Duration),
+    /// Since when its process is known to be started, or to be about to; none once it is ready.
+    pub coming_since: Option<Duration>,
     /// Why it is dead or not ready.
     pub cause: Option<String>,
     /// Whether it said itself that it cannot work.
@@ -67,6 +76,20 @@ pub struct HostRecord {
 pub struct Drain {
     /// When what has not left by itself is taken away. None: what cannot move is taken at once, the rest moves in its time.
     pub deadline: Option<Duration>,
+    /// What becomes of the host then.
+    pub leaving: Leaving,
+}
+
+/// Whether a host that drains ends, to be started again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaving {
+    /// It stays, without work.
+    #[default]
+    Stays,
+    /// It is told to end once nobody waits for anything of it.
+    Drains,
+    /// It was told.
+    Told,
 }
 
 impl Drain {
@@ -132,7 +155,7 @@ impl HostRecord {
             name: self.spec.name.clone(),
             role: self.spec.role,
             node: self.spec.node.clone(),
-            scheduling: self.kept.scheduling,
+            scheduling: if self.drain.is_some() { Scheduling::Draining } else { self.kept.scheduling },
             restarts: self.kept.restarts,
             shards,
             device: self.spec.device.clone(),
@@ -148,6 +171,8 @@ impl HostRecord {
             kv_bytes: self.kv_bytes,
             idle_kv_bytes: self.idle_bytes,
             cause: self.cause.clone(),
+            slow: self.pace.slow(),
+            slowdown: self.pace.slowdown(),
             absent: None,
         }
     }
@@ -162,9 +187,19 @@ impl HostRecord {
         self.connection.is_some() && matches!(self.health, HostHealth::Ready | HostHealth::Suspect)
     }
 
+    /// Whether an operator said that it will not come back.
+    pub fn is_removed(&self) -> bool {
+        self.kept.scheduling == Scheduling::Removed
+    }
+
+    /// Whether it was told to end and has not ended.
+    pub fn was_told_to_leave(&self) -> bool {
+        self.drain.is_some_and(|drain| drain.leaving == Leaving::Told)
+    }
+
     /// Whether it takes new work.
     pub fn takes_work(&self) -> bool {
-        self.is_up() && self.kept.scheduling == Scheduling::Open
+        self.is_up() && self.kept.scheduling == Scheduling::Open && self.drain.is_none()
     }
 
     /// How willingly it does the work of `role`; none when it never does.
@@ -195,10 +230,12 @@ pub struct Hosts {
     judge: LivenessJudge,
     /// When this supervisor began, for hosts that do not come back to it; later by what it could not hear.
     began: Duration,
+    /// When hosts came last, or shards of contexts were dealt out.
+    pub dealt_at: Duration,
     /// Since when there is no query host at all, if there is none.
     pub no_query_host_since: Option<Duration>,
-    /// Query hosts that accused a host of wrong answers, and the first host that each did.
-    pub accusers: BTreeMap<usize, usize>,
+    /// What query hosts said of others' answers.
+    pub accusations: AccusationRecord,
 }
 
 impl Hosts {
@@ -214,8 +251,10 @@ impl Hosts {
             kv_bytes: 0,
             idle_bytes: 0,
             reported: HostReport::default(),
+            pace: Pace::default(),
             numerics: None,
             seen: Default::default(),
+            coming_since: None,
             cause: None,
             unfit: false,
             kept: KeptHost::default(),
@@ -235,14 +274,20 @@ impl Hosts {
             nodes,
             judge: LivenessJudge::default(),
             began: now,
+            dealt_at: now,
             no_query_host_since: None,
-            accusers: BTreeMap::new(),
+            accusations: AccusationRecord::default(),
         }
     }
 
     /// All records.
     pub fn iter(&self) -> impl Iterator<Item = &HostRecord> {
         self.records.iter()
+    }
+
+    /// Records of hosts that were not removed.
+    pub fn wanted(&self) -> impl Iterator<Item = &HostRecord> {
+        self.records.iter().filter(|host| !host.is_removed())
     }
 
     /// One record.
@@ -280,7 +325,7 @@ impl Hosts {
     /// Whether hosts that have never been there may still come within `patience`, so that a context is not dealt to a part of
     /// them.
     pub fn is_booting(&self, now: Duration, patience: Duration) -> bool {
-        let coming = self.records.iter().any(|host| match host.health {
+        let coming = self.wanted().any(|host| match host.health {
             HostHealth::Starting => true,
             HostHealth::Loading => host.kept.restarts == 0,
             _ => false,
@@ -311,7 +356,9 @@ impl Hosts {
         };
         let (record, role) = (self.at(host), self.started_as[host]);
         let is_new = hello.cluster == 0 && hello.incarnation == 0;
-        let refused = if hello.role.role() != Some(role) {
+        let refused = if record.is_removed() {
+            format!("{name} was removed from the cluster; `asterism host uncordon {name}` takes it in again")
+        } else if hello.role.role() != Some(role) {
             format!("{name} is a {role:?} host in the cluster file, expected that and got {:?}", hello.role)
         } else if hello.cluster != cluster && !is_new {
             format!("{name} worked for another cluster or an earlier journal of it")
@@ -364,9 +411,13 @@ impl Hosts {
             record.kept.start = hello.start;
         }
         record.health = HostHealth::Loading;
+        record.coming_since.get_or_insert(now);
         (record.connection, record.hello) = (Some(connection), Some(hello));
         (record.last_heard, record.spoke) = (now, now);
         record.given = SentTokens::default();
+        if record.hello.as_ref().is_some_and(|hello| hello.cluster == 0) {
+            record.pace.begin_anew();
+        }
         (record.cause, record.numerics) = (None, None);
         record.seen = Default::default();
         host
@@ -377,6 +428,7 @@ impl Hosts {
         let record = &mut self.records[host];
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
+        record.drain = record.drain.filter(|drain| drain.leaving == Leaving::Stays);
         (record.kv_bytes, record.idle_bytes) = (0, 0);
         record.reported = HostReport::default();
         record.seen = Default::default();

@@ -59,6 +59,11 @@ pub struct RefreshChoice {
 }
 
 impl Question {
+    /// Whether it is a whole prompt, which sees nothing of its context.
+    pub fn is_alone(&self) -> bool {
+        self.choice.scored.is_some()
+    }
+
     /// What a query host says of a token's probability, no more than was asked for; nothing where it was not.
     pub fn reported(&self, logprobs: Option<Box<TokenLogprobs>>) -> Option<Box<TokenLogprobs>> {
         let wanted = self.choice.logprobs?;
@@ -97,7 +102,7 @@ impl PreparedJob {
             Source::Context(context) => context.bytes(),
             Source::Session(_) => 0,
         };
-        context + 4 * self.question.query_ids.len() as u64
+        context + 4 * (self.question.query_ids.len() + self.question.choice.scored_tokens()) as u64
     }
 }
 
@@ -131,6 +136,9 @@ pub struct JobFacts {
     pub context_tokens: usize,
     /// Query tokens.
     pub query_tokens: usize,
+    /// Those of them that are told with the answer's.
+    #[serde(default)]
+    pub scored_tokens: usize,
     /// Tokens of a session's context that the question gets anew.
     pub refreshed_tokens: usize,
     /// Labels of the request.
@@ -368,6 +376,11 @@ impl Job {
         self.open.first().map(|(_, declared)| *declared)
     }
 
+    /// Tokens that who generates its answer keeps for it, at most: its question and its answer.
+    pub fn own_tokens(&self) -> u64 {
+        (self.question.query_ids.len() as u64).saturating_add(self.question.choice.max_tokens.into()).max(1)
+    }
+
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
     pub fn bytes(&self) -> u64 {
         let labels = self.facts.labels.iter().map(|(key, value)| key.len() + value.len());
@@ -375,9 +388,8 @@ impl Job {
         let text: usize = self.facts.id.len() + labels.sum::<usize>() + asked;
         let part = match self.has_ended() {
             false => {
-                let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
                 4 * self.question.query_ids.len()
-                    + stops
+                    + self.question.choice.bytes()
                     + self.question.refresh_order.as_ref().map_or(0, |refresh_order| refresh_order.bytes())
             }
             true => {
@@ -436,7 +448,8 @@ impl Job {
             refreshed_tokens: facts.refreshed_tokens,
             reused_tokens: progress.reused_tokens,
             cached_tokens: progress.cached_tokens,
-            generated_tokens: progress.tokens.len(),
+            generated_tokens: progress.tokens.len().saturating_sub(facts.scored_tokens),
+            scored_tokens: facts.scored_tokens,
             text: progress.text,
             tokens: progress.tokens,
             logprobs: progress.logprobs,
@@ -511,7 +524,7 @@ impl Job {
                 method: self.facts.method.clone(),
                 model: self.facts.model.clone(),
                 prompt_tokens: self.facts.context_tokens + self.facts.query_tokens,
-                generated_tokens: self.progress.tokens.len(),
+                generated_tokens: self.progress.tokens.len().saturating_sub(self.facts.scored_tokens),
                 timings,
             });
         }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ops::{Bound, Deref, DerefMut},
+    ops::{Bound, Deref, DerefMut, SubAssign},
     time::Duration,
 };
 
@@ -37,6 +37,8 @@ struct JobIndex {
     of_context: BTreeMap<u64, BTreeSet<u64>>,
     watched_of: BTreeMap<u64, BTreeSet<u64>>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
+    /// Tokens that their questions and answers keep on each host, at most.
+    tokens_on: BTreeMap<usize, u64>,
     /// By the keys that asked.
     unassigned_jobs: BTreeMap<TenantKey, BTreeSet<UnassignedJob>>,
     /// Jobs that hosts generate for, by the keys that asked.
@@ -56,6 +58,7 @@ struct JobIndexKeys {
     context: u64,
     own_context: bool,
     query_host: Option<usize>,
+    own_tokens: u64,
     ready_since: Option<Duration>,
     limit: Option<Duration>,
     ended: Option<Duration>,
@@ -71,6 +74,7 @@ impl JobIndexKeys {
             context: job.context,
             own_context: job.facts.session.is_none(),
             query_host: job.query_host,
+            own_tokens: job.own_tokens(),
             ready_since: job.ready_since,
             limit: job.question.timeout.map(|limit| job.clock.submitted.saturating_add(limit)),
             ended: job.clock.ended,
@@ -215,6 +219,11 @@ impl Jobs {
         self.index.on_host.get(&host).map_or(0, BTreeSet::len)
     }
 
+    /// Tokens that the questions and answers of the jobs that a host generates for keep there, at most.
+    pub fn tokens_on(&self, host: usize) -> u64 {
+        self.index.tokens_on.get(&host).copied().unwrap_or(0)
+    }
+
     /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
     pub fn next_unassigned(&self, passed: &Passed) -> Option<UnassignedJob> {
         let first = |(key, line): (&TenantKey, &BTreeSet<UnassignedJob>)| {
@@ -297,6 +306,8 @@ impl JobIndex {
         match (keys.query_host, keys.ready_since) {
             (Some(host), _) => {
                 self.on_host.entry(host).or_default().insert(number);
+                let tokens = self.tokens_on.entry(host).or_default();
+                *tokens = tokens.saturating_add(keys.own_tokens);
                 self.generating_own += usize::from(keys.own_context);
                 *self.generating.entry(keys.key.clone()).or_default() += 1;
             }
@@ -323,6 +334,7 @@ impl JobIndex {
         match (keys.query_host, keys.ready_since) {
             (Some(host), _) => {
                 remove_from(&mut self.on_host, &host, number);
+                count_down(&mut self.tokens_on, &host, keys.own_tokens);
                 self.generating_own -= usize::from(keys.own_context);
                 count_down(&mut self.generating, &keys.key, 1);
             }
@@ -343,10 +355,10 @@ pub fn remove_from<K: Ord, M: Ord>(sets: &mut BTreeMap<K, BTreeSet<M>>, key: &K,
 }
 
 /// Counts down one of the counts of `counts`, which holds none of nothing.
-pub fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K, less: usize) {
+pub fn count_down<K: Ord, N: Copy + Default + PartialEq + SubAssign>(counts: &mut BTreeMap<K, N>, key: &K, less: N) {
     if let Some(count) = counts.get_mut(key) {
         *count -= less;
-        if *count == 0 {
+        if *count == N::default() {
             counts.remove(key);
         }
     }

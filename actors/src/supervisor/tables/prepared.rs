@@ -1,6 +1,10 @@
 //! A context planned: what of it never changes, and what it weighs. Knows no host.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use asterism_models::{QuerySeparator, ShardIdentity, TemplateDate, shard_identities};
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
@@ -18,6 +22,15 @@ pub const KV_BLOCK: usize = 128;
 
 /// The key that asked for a context, if one did.
 pub type TenantKey = Option<String>;
+
+/// A key's number, as hosts know it: the same for all supervisors of one program.
+pub fn tenant_number(key: &TenantKey) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.as_ref().map_or(0, |key| {
+        key.hash(&mut hasher);
+        hasher.finish()
+    })
+}
 
 /// A context planned, before hosts are chosen.
 #[derive(Clone, Debug, Serialize, Deserialize)]

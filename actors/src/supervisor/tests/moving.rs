@@ -7,9 +7,10 @@ use serde_json::json;
 use super::{CLUSTER, Cluster, NODE, config, connection, decoding, encoded, seconds};
 use crate::{
     api::{Role, Scheduling},
+    cluster_event::ClusterEventKind,
     error::JobError,
     messages::{EncodeShards, Encoded, HostCommand, HostMessage},
-    supervisor::SupervisorConfig,
+    supervisor::{SupervisorConfig, SupervisorEvent},
 };
 
 impl Cluster {
@@ -177,4 +178,92 @@ fn an_heir_that_reads_something_else_keeps_nothing_of_it() {
         "it is fenced, and what it read goes with it: {:?}",
         cluster.sent
     );
+}
+
+impl Cluster {
+    fn restarts(&mut self, name: &str, deadline: f64) -> Result<(), JobError> {
+        let decided = self.state.restart_host(seconds(self.now), name, seconds(deadline))?;
+        self.adopt(decided);
+        Ok(())
+    }
+
+    fn told(&self, at: usize) -> Vec<&HostCommand> {
+        let ends = |command: &&HostCommand| matches!(command, HostCommand::Leave | HostCommand::Shutdown);
+        let to = connection(at, 1);
+        self.sent.iter().filter(|(connection, _)| *connection == to).map(|(_, command)| command).filter(ends).collect()
+    }
+}
+
+/// A signal asked its process to end: it says so, and is told to when others have its shards.
+#[test]
+fn a_host_that_is_asked_to_end_is_told_to_when_its_shards_are_elsewhere() {
+    let (mut cluster, job) = decoding();
+    cluster.deliver(1, HostMessage::Leaving { grace_ms: 8000 });
+    assert_eq!((cluster.scheduling(0), cluster.told(0).len()), (Scheduling::Draining, 0), "its shards are asked");
+    let orders = cluster.encode();
+    assert_eq!(orders.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 2]);
+    cluster.tick(1.0, &[1, 2, 3]);
+    assert!(cluster.told(0).is_empty(), "the query host has to hear it first");
+    cluster.tick(1.5, &[1, 2, 3]);
+    assert_eq!(cluster.told(0), [&HostCommand::Leave]);
+    assert!(!cluster.state.hosts.at(0).takes_work(), "nothing more goes to it");
+    cluster.event(SupervisorEvent::Disconnected { connection: 1, cause: "closed".into() });
+    let exited =
+        |start| HostMessage::Exited { host: "c0".into(), start, cause: "exit status: 143".into(), restarting: true };
+    cluster.deliver(NODE, exited(1));
+    assert!(cluster.status(job).recoveries.is_empty(), "nobody waited");
+    let lost = |update: &ClusterEventKind| matches!(update, ClusterEventKind::HostLost { .. });
+    assert!(!cluster.update.iter().any(lost), "{:?}", cluster.update);
+    assert!(cluster.update.contains(&ClusterEventKind::HostLeft { host: "c0".into() }));
+    cluster.join(0, 2);
+    let status = cluster.state.host_status(seconds(cluster.now), 0);
+    assert_eq!((status.restarts, status.scheduling), (0, Scheduling::Open), "it was no failure");
+    assert!(cluster.state.hosts.at(0).takes_work());
+}
+
+#[test]
+fn what_an_operator_took_the_work_from_is_told_to_end_for_good_and_started_when_it_is_to_work_again() {
+    let (mut cluster, _) = decoding();
+    cluster.drain("c0", None).expect("there is another");
+    cluster.encode();
+    cluster.tick(1.0, &[1, 2, 3]);
+    assert_eq!(cluster.scheduling(0), Scheduling::Cordoned);
+    cluster.deliver(1, HostMessage::Leaving { grace_ms: 8000 });
+    assert_eq!(cluster.told(0), [&HostCommand::Shutdown]);
+    cluster.event(SupervisorEvent::Disconnected { connection: 1, cause: "closed".into() });
+    cluster.sent.clear();
+    let decided = cluster.state.schedule_host(seconds(2.0), "c0", Scheduling::Open, None).expect("it is there");
+    cluster.adopt(decided);
+    assert!(cluster.sent.contains(&(NODE, HostCommand::Start { host: "c0".into() })), "{:?}", cluster.sent);
+}
+
+#[test]
+fn a_host_that_nobody_can_take_over_from_ends_by_its_deadline_and_its_job_goes_on() {
+    let (mut cluster, job) = decoding();
+    cluster.restarts("q0", 10.0).expect("it is there");
+    cluster.tick(9.0, &[1, 2, 3]);
+    assert!(cluster.told(2).is_empty(), "its answer may be done by then");
+    cluster.token(3, job, 1, 6);
+    cluster.tick(10.0, &[1, 2, 3]);
+    assert_eq!(cluster.told(2), [&HostCommand::Leave]);
+    let (to, generate) = cluster.generation().expect("another goes on with its job");
+    assert!(to != 3 && generate.generated == cluster.status(job).tokens, "{to}");
+    cluster.event(SupervisorEvent::Disconnected { connection: 3, cause: "closed".into() });
+    cluster.join(2, 2);
+    assert!(cluster.state.hosts.at(2).takes_work());
+}
+
+#[test]
+fn a_restart_of_what_is_idle_waits_for_nobody() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    assert_eq!(cluster.restarts("c9", 60.0).expect_err("unknown").code(), "host_not_found");
+    cluster.restarts("c1", 60.0).expect("it is there");
+    assert_eq!(cluster.told(1), [&HostCommand::Leave]);
+    // The word got lost with its connection: it comes back as it was, and hears it again.
+    cluster.sent.clear();
+    cluster.restart();
+    cluster.hello(1, 1, CLUSTER, (&[], &[]));
+    assert_eq!(cluster.told(1), [&HostCommand::Leave]);
+    cluster.event(SupervisorEvent::Disconnected { connection: connection(1, 1), cause: "closed".into() });
+    assert_eq!(cluster.restarts("c1", 60.0).expect_err("its node is gone, too").code(), "host_conflict");
 }

@@ -44,6 +44,10 @@ names! {
     REQUEST_PROMPT_TOKENS = "request_prompt_tokens";
     /// Seconds of phase 1 of one shard.
     PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
+    /// Seconds in which hosts computed in phase 1, by method.
+    PHASE1_COMPUTING = "phase1_computing_seconds";
+    /// Seconds of phase 1 in which hosts waited for what others pass them, or for their turn, by method.
+    PHASE1_WAITING = "phase1_waiting_seconds";
     /// Tokens run through the model in phase 1, prefixes included.
     PHASE1_TOKENS = "phase1_tokens_total";
     /// Tokens of blocks that were not encoded, since a host held the same already.
@@ -56,6 +60,8 @@ names! {
     PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
     /// Seconds that the query host merges partials in a layer of phase 2.
     PHASE2_MERGE = "phase2_merge_seconds";
+    /// Seconds in which a host's present process computed answers for query hosts in phase 2, as it last told.
+    PHASE2_ANSWERING = "phase2_answering_seconds";
     /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method; 0 where it computed more.
     ATTENTION_SPARSITY = "attention_sparsity_ratio";
     /// Bytes of keys and values a host holds.
@@ -74,6 +80,8 @@ names! {
     HOST_THREADS = "host_process_threads";
     /// Bytes of the memory of a host's GPU, used by whomever or free, as it last told.
     GPU_MEMORY_BYTES = "gpu_memory_bytes";
+    /// How many times longer than its equals, or than before, a host takes to compute; 1 while it is not slow.
+    HOST_SLOWDOWN = "host_slowdown_ratio";
     /// 1 while a host is ready.
     HOST_UP = "host_up";
     /// Seconds since a host was last heard.

@@ -47,6 +47,8 @@ pub(super) struct Sizes {
     pub dim: usize,
     /// `dim`, padded to whole panels.
     pub stride: usize,
+    /// Bound of the scaled scores, if they have one.
+    pub cap: Option<f32>,
 }
 
 /// What a query row may see: keys before `end`, less those hidden.
@@ -232,6 +234,11 @@ impl Tile {
                     let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
                     let right = RightOperand { data: block.keys, panel: dim * PANEL, row: PANEL };
                     product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
+                    if let Some(cap) = sizes.raw_cap() {
+                        for row in 0..rows.len() {
+                            bound::<L>(scores.add(row * BLOCK_KEYS), seen, cap);
+                        }
+                    }
                 }
                 for (i, row) in rows.clone().enumerate() {
                     let scores = scores.add(i * BLOCK_KEYS);
@@ -297,7 +304,7 @@ impl Tile {
     /// Normalises and writes the rows as `first..` of the results, which must be nobody else's.
     #[inline(always)]
     pub(super) fn finish<L: Lanes>(&self, sizes: Sizes, first: usize, result: &Results) {
-        let Sizes { dim, stride } = sizes;
+        let Sizes { dim, stride, .. } = sizes;
         for row in 0..self.rows() {
             let (max, sum) = (self.max[row], self.sum[row]);
             let natural = max / (dim as f32).sqrt();
@@ -325,6 +332,29 @@ impl Sizes {
     #[inline(always)]
     pub(super) fn scale(&self) -> f32 {
         std::f32::consts::LOG2_E / (self.dim as f32).sqrt()
+    }
+
+    /// The bound of scores that are not scaled yet.
+    #[inline(always)]
+    fn raw_cap(&self) -> Option<f32> {
+        self.cap.map(|cap| cap * (self.dim as f32).sqrt())
+    }
+}
+
+/// Turns a row of scores `s` into `cap tanh(s / cap)`.
+///
+/// # Safety
+/// As [`largest`].
+#[inline(always)]
+unsafe fn bound<L: Lanes>(scores: *mut f32, seen: usize, cap: f32) {
+    let (cap, twice, one) = (L::splat(cap), L::splat(2.0 * std::f32::consts::LOG2_E / cap), L::splat(1.0));
+    for at in (0..seen.next_multiple_of(PANEL)).step_by(L::N) {
+        // SAFETY: the caller's promise; a block is whole panels, and a panel whole vectors.
+        unsafe {
+            let power = L::splat(-127.0).max(L::load(scores.add(at)).mul(twice));
+            let sigmoid = one.div(one.add(L::zero().sub(power).exp2()));
+            cap.mul(sigmoid.add(sigmoid).sub(one)).store(scores.add(at));
+        }
     }
 }
 

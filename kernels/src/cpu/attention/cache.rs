@@ -14,6 +14,8 @@ pub(in super::super) struct PanelCache<E> {
     pub heads: Vec<Head<E>>,
     pub dim: usize,
     pub len: usize,
+    /// Bound of the scaled scores, if they have one.
+    pub cap: Option<f32>,
 }
 
 /// One head. Whatever lies beyond `len` is allocated but means nothing.
@@ -28,7 +30,7 @@ pub(in super::super) struct Head<E> {
 impl<E: Element> PanelCache<E> {
     pub(in super::super) fn new(heads: usize, dim: usize) -> Self {
         let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
-        Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
+        Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0, cap: None }
     }
 
     /// Elements of a token's values, padded to whole panels.
@@ -88,7 +90,7 @@ impl<E: Element> PanelCache<E> {
             }
             cut
         };
-        Self { heads: self.heads.iter().map(cut).collect(), dim, len }
+        Self { heads: self.heads.iter().map(cut).collect(), dim, len, cap: self.cap }
     }
 
     /// Mean of some keys of a head.

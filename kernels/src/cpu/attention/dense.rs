@@ -111,7 +111,7 @@ impl<E: Element> CpuAttentionCall<'_, E> {
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes { dim: self.shape.heads.dim, stride: self.cache.stride() }
+        Sizes { dim: self.shape.heads.dim, stride: self.cache.stride(), cap: self.cache.cap }
     }
 
     /// Block `index` of a KV head.

@@ -52,7 +52,7 @@ impl<E: Element> CausalSequence<'_, E> {
     }
 
     pub(super) fn sizes(&self) -> Sizes {
-        Sizes { dim: self.heads.dim, stride: self.cache.stride() }
+        Sizes { dim: self.heads.dim, stride: self.cache.stride(), cap: self.cache.cap }
     }
 
     /// The cached head that a query head reads.
@@ -91,7 +91,7 @@ struct ThreadScratch<E> {
 }
 
 impl<E: Element> ThreadScratch<E> {
-    fn new(Sizes { dim, stride }: Sizes) -> Self {
+    fn new(Sizes { dim, stride, .. }: Sizes) -> Self {
         Self { tiles: Vec::new(), scores: Tile::scores(TILE_ROWS), copied: Head::block(dim, stride) }
     }
 }

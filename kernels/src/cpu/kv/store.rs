@@ -55,6 +55,22 @@ impl CpuKv {
         Ok(kv)
     }
 
+    /// The same with bounded scores, in panels: tile products have no bound.
+    pub(in super::super) fn capped(self, cap: f32, compute: &Compute) -> Self {
+        let panels = self.panels(compute);
+        drop(self);
+        Self(match panels {
+            Panels::F32(mut cache) => {
+                Arc::make_mut(&mut cache).cap = Some(cap);
+                Store::F32(cache)
+            }
+            Panels::Bf16(mut cache) => {
+                Arc::make_mut(&mut cache).cap = Some(cap);
+                Store::Bf16(cache)
+            }
+        })
+    }
+
     /// Appends rows; copies first when a clone still shares them.
     pub(in super::super) fn append(
         &mut self,

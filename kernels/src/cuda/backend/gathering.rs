@@ -4,10 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use cudarc::driver::CudaStream;
+
 use super::super::device::{DeviceBuffer, LaunchShape, Pinned, device_error, launch};
 use super::super::exchange;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
+use super::placing::Placing;
+use crate::backend::PendingGather;
 use crate::{AllGather, KernelError, Rendezvous};
 
 /// Most GPUs, as the kernel has it.
@@ -47,6 +51,28 @@ pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda
 /// By the kernel that waits for the others', even where all are on one GPU.
 pub(super) fn at_once(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
     Ok(Box::new(Inboxes::of(members)?))
+}
+
+/// Refuses GPUs that cannot compute as one.
+pub(super) fn check_alike(gpus: &[Cuda]) -> Result<(), KernelError> {
+    let about = |gpu: &Cuda| -> Result<_, KernelError> { Ok((gpu.device.name()?, gpu.device.memory()?.1)) };
+    let Some((first, others)) = gpus.split_first() else { return Ok(()) };
+    let (name, bytes) = about(first)?;
+    for gpu in others {
+        let (other, of_other) = about(gpu)?;
+        let unlike = |cause| KernelError::UnlikeDevices { one: first.index, other: gpu.index, cause };
+        if (&other, of_other) != (&name, bytes) {
+            return Err(unlike(format!("one is a {name} of {bytes} bytes, the other a {other} of {of_other}")));
+        }
+    }
+    for (at, gpu) in gpus.iter().enumerate() {
+        let unreached = |of: &&Cuda| !exchange::open(of.device.shared_context(), gpu.device.shared_context());
+        if let Some(of) = gpus.iter().enumerate().filter(|(of, _)| *of != at).map(|(_, of)| of).find(unreached) {
+            let cause = "the driver lets neither read the other's memory (peer access)".to_owned();
+            return Err(KernelError::UnlikeDevices { one: gpu.index, other: of.index, cause });
+        }
+    }
+    Ok(())
 }
 
 /// Whether each reads and writes the memory of each other.
@@ -90,6 +116,8 @@ struct Inboxes {
     /// Of each member's last exchange.
     numbers: Vec<AtomicU32>,
     abandoned: Abandoned,
+    /// Of each member, for copies beside what it computes.
+    sides: Vec<Arc<CudaStream>>,
     /// For what the kernel does not take.
     meeting: Rendezvous<Cuda>,
 }
@@ -130,8 +158,11 @@ impl Inboxes {
         let flag = flag.map_err(|error| device_error("all_gather", error))?;
         // SAFETY: the memory is fresh, and a word fits.
         unsafe { flag.pointer().cast::<u32>().write(0) };
+        let side = |member: &Arc<Cuda>| member.device.shared_context().new_stream();
+        let sides = members.iter().map(side).collect::<Result<Vec<_>, _>>();
+        let sides = sides.map_err(|error| device_error("all_gather", error))?;
         let meeting = Rendezvous::new(members);
-        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), meeting })
+        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), sides, meeting })
     }
 
     /// Where `receiver` gets what `sender` sends by exchange `number`.
@@ -187,6 +218,32 @@ impl AllGather<Cuda> for Inboxes {
         let gathering = self.gathering((member, number), (part, &out), &layout);
         launch!(device, "all_gather", spread, gathering)?;
         Ok(out)
+    }
+
+    fn gather_all(&self, parts: &[Tensor], sizes: &[usize], axis: usize) -> Result<Vec<Tensor>, KernelError> {
+        // Kernels wait for each other on the devices, and nobody here: all are queued before the caller asks for anything else.
+        match Layout::of(&parts[0], sizes, axis) {
+            Some(_) => parts.iter().enumerate().map(|(member, part)| self.gather(member, part, sizes, axis)).collect(),
+            None => self.meeting.gather_all(parts, sizes, axis),
+        }
+    }
+
+    fn gather_beside(
+        &self,
+        parts: &[Tensor],
+        sizes: &[usize],
+        axis: usize,
+    ) -> Result<PendingGather<Cuda>, KernelError> {
+        match Layout::of(&parts[0], sizes, axis) {
+            None if Placing::takes(parts, axis) => {
+                let placing = Placing::begun(&self.members, &self.sides, (parts, sizes))?;
+                Ok(Box::new(|| placing.joined()))
+            }
+            _ => {
+                let whole = self.gather_all(parts, sizes, axis)?;
+                Ok(Box::new(move || Ok(whole)))
+            }
+        }
     }
 
     fn abandon(&self) {

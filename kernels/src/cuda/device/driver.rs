@@ -19,12 +19,40 @@ pub fn words_of(error: result::DriverError) -> String {
     }
 }
 
-/// Compute capabilities that kernels are compiled for, in words.
-pub const COMPILED: &str = "8.x (such as the A100) or 9.0 (Hopper)";
+/// What kernels were compiled for.
+const COMPILED_FOR: &str = env!("ASTERISM_CUDA_TARGETS");
 
-/// Whether kernels are compiled for a compute capability.
-pub fn has_kernels(capability: (i32, i32)) -> bool {
-    capability.0 == 8 || capability == (9, 0)
+/// The code that a GPU runs: each has all that those before it have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GpuCode {
+    /// That of the A100.
+    Plain,
+    /// Kernels begin before those that they wait for have ended.
+    Chained,
+    /// Warpgroups and copies of whole tiles, which Hopper alone has.
+    Warpgroups,
+}
+
+/// What the driver takes of what was compiled for `targets`, on a GPU of a compute capability.
+fn code_of(targets: &str, capability: (i32, i32)) -> Option<GpuCode> {
+    let has = |target: &str| targets.split(',').any(|of| of == target);
+    match capability {
+        (9, 0) if has("90a") => Some(GpuCode::Warpgroups),
+        (8, _) if has("80") => Some(GpuCode::Plain),
+        (9.., _) if has("90-ptx") => Some(GpuCode::Chained),
+        (8.., _) if has("80-ptx") => Some(GpuCode::Plain),
+        _ => None,
+    }
+}
+
+/// The code that a GPU of this compute capability runs.
+///
+/// # Errors
+/// What is needed, in words.
+pub fn code(capability: (i32, i32)) -> Result<GpuCode, String> {
+    let (major, minor) = capability;
+    code_of(COMPILED_FOR, capability)
+        .ok_or_else(|| format!("it is of compute capability {major}.{minor}; 8.0 (the A100) or later is needed, and this program has kernels for {COMPILED_FOR}"))
 }
 
 /// The latest CUDA that the driver knows, which must be there; `None` where it does not tell.
@@ -49,6 +77,18 @@ pub fn dotted(version: usize, major: usize, minor: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_runs_the_best_code_that_there_is_for_it() {
+        let all = "80,90a,80-ptx,90-ptx";
+        let code = |targets, gpus: [(i32, i32); 4]| gpus.map(|gpu| code_of(targets, gpu));
+        let gpus = [(8, 0), (8, 9), (9, 0), (10, 0)];
+        let (plain, chained) = (Some(GpuCode::Plain), Some(GpuCode::Chained));
+        assert_eq!(code(all, gpus), [plain, plain, Some(GpuCode::Warpgroups), chained]);
+        assert_eq!(code("80-ptx", gpus), [plain; 4], "the A100's, wherever it runs");
+        assert_eq!(code("80,90a", gpus), [plain, plain, Some(GpuCode::Warpgroups), None]);
+        assert_eq!([code_of(all, (7, 5)), code_of("90a", (8, 0))], [None, None]);
+    }
 
     #[test]
     fn a_driver_that_is_too_old_is_told_what_is_needed() {

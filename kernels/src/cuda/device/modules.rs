@@ -7,7 +7,7 @@ const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
 
-/// Machine code for sm_80 and sm_90a, and the kernels in it.
+/// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);
 /// Kernels that have the same versions.
 pub type Kernels = (Versions, &'static [&'static str]);

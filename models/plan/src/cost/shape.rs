@@ -28,6 +28,16 @@ pub struct ModelShape {
     /// How its rotary frequencies depend on the length of the sequence.
     #[serde(default, skip_serializing_if = "RopeLength::is_fixed")]
     pub rope: RopeLength,
+    /// Layers whose rows see the latest tokens alone.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub windowed_layers: usize,
+    /// How many these are, their own included; 0 where there is no such layer.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub window: usize,
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 /// The heads that one host attends with when heads are split over hosts.
@@ -51,7 +61,14 @@ impl ModelShape {
         vocab: 512,
         kv_bytes_per_element: 4,
         rope: RopeLength::Any,
+        windowed_layers: 0,
+        window: 0,
     };
+
+    /// Whether rows of some layers see the latest tokens alone.
+    pub fn has_windows(&self) -> bool {
+        self.windowed_layers > 0
+    }
 
     /// Bytes of KV that one token keeps over all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {

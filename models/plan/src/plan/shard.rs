@@ -97,6 +97,11 @@ impl Shard {
         if self.keeps_prefix { 0 } else { self.prefix_rows() }
     }
 
+    /// Position of the first token whose KV is kept.
+    pub fn keep_position(&self) -> u32 {
+        self.prefix.first().filter(|_| self.keeps_prefix).unwrap_or(&self.own).position
+    }
+
     /// Tokens whose KV is kept.
     pub fn kept_tokens(&self) -> usize {
         self.block_tokens() + if self.keeps_prefix { self.prefix_rows() } else { 0 }

@@ -9,8 +9,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind};
 
-use super::python;
-use crate::chat::{Ending, RenderOptions, Speaker, TemplateDate, TemplateRefusal};
+use super::{python, subject::TemplateInput};
+use crate::chat::{Ending, RenderOptions, TemplateDate, TemplateRefusal};
 
 /// Longest text of a template.
 pub const LONGEST_TEMPLATE: usize = 1 << 20;
@@ -57,29 +57,26 @@ impl Engine {
     }
 
     /// The conversation as the template writes it.
-    pub fn write(&self, messages: &[(Speaker, &str)]) -> Result<String, TemplateRefusal> {
+    pub fn write(&self, input: &TemplateInput) -> Result<String, TemplateRefusal> {
         let mut text = Vec::new();
-        self.write_to(messages, &mut text)?;
+        self.write_to(input, &mut text)?;
         String::from_utf8(text).map_err(|_| TemplateRefusal::Unfit("it writes no UTF-8".to_owned()))
     }
 
     /// [`Engine::write`] to a writer.
-    pub fn write_to(&self, messages: &[(Speaker, &str)], to: impl io::Write) -> Result<(), TemplateRefusal> {
-        let (count, bytes) = (messages.len(), messages.iter().map(|(_, text)| text.len()).sum::<usize>());
+    pub fn write_to(&self, input: &TemplateInput, to: impl io::Write) -> Result<(), TemplateRefusal> {
+        let (count, bytes) = (input.count, input.bytes);
         let most = MOST_ADDED + MOST_ADDED_A_MESSAGE * count;
-        let message = |(speaker, text): &(Speaker, &str)| {
-            Value::from_pairs([("role", Value::from(speaker.role())), ("content", Value::from(*text))])
-        };
-        let messages: Value = messages.iter().map(message).collect();
         let own = [
-            ("messages", messages),
-            // Not given, which transformers writes as none.
-            ("tools", Value::from(())),
+            ("messages", input.messages.clone()),
+            // Where none are given, transformers writes none.
+            ("tools", input.tools.clone()),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(self.answers)),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let context = Value::from_pairs(self.variables.iter().cloned().chain(own));
+        let asked = input.variables.iter().cloned();
+        let context = Value::from_pairs(asked.chain(self.variables.iter().cloned()).chain(own));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_A_MESSAGE * count as u64));
         let template = environment.get_template(TEMPLATE_NAME).map_err(|error| refusal(error, count))?;

@@ -1,5 +1,7 @@
 //! Bodies of requests about hosts, sessions and joining that the API of jobs has no type for.
 
+use std::path::PathBuf;
+
 use asterism_actors::api::bounds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,15 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct Drain {
     /// Seconds until what has not moved is encoded anew elsewhere; absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<f64>,
+}
+
+/// `POST /api/v1/hosts/{name}/restart`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Restart {
+    /// Seconds that it may take to give away what it has; absent: 60.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_s: Option<f64>,
 }
@@ -51,6 +62,15 @@ pub struct Token {
     pub supervisor: String,
     /// Seconds until it is refused.
     pub expires_s: f64,
+}
+
+/// A copy of the journal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Copied {
+    /// Where it is, on the supervisor's machine.
+    pub path: PathBuf,
+    /// Entries that it has.
+    pub entries: usize,
 }
 
 /// The answer to who asked for the end.

@@ -1,5 +1,6 @@
 //! The endpoints of the admin API, a file a path. Who may call them stands in the table of `actors`.
 
+pub(crate) mod backup;
 pub(crate) mod cluster;
 pub(crate) mod events;
 pub(crate) mod health;

@@ -1,6 +1,6 @@
 //! What the admin API's handlers work with. Handles no request.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use asterism_actors::{JobError, api::ClusterStatus, supervisor::Supervisor};
 use asterism_transport::join::JoinListener;
@@ -19,6 +19,8 @@ pub struct AdminState {
     pub supervisor: Supervisor,
     /// Its cluster's name.
     pub cluster: String,
+    /// Where it keeps what it keeps.
+    pub data_dir: PathBuf,
     /// What requests must bear, if anything.
     pub token: Option<String>,
     /// Who called it in vain.
@@ -35,7 +37,7 @@ pub struct AdminState {
     pub intake: Intake,
     /// What clients of OpenAI's API keep, where there is one.
     pub store: Option<Arc<Store>>,
-    /// Told when a client asks for the end.
+    /// CallPiece when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
 

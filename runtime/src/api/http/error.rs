@@ -165,6 +165,10 @@ impl Refusal {
         if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status) {
             response.insert_header((header::RETRY_AFTER, "1"));
         }
+        if self.code == "timeout" {
+            // Who asks again waits as long again, and OpenAI's clients ask three times by themselves.
+            response.insert_header(("x-should-retry", "false"));
+        }
         if let Some(allow) = &self.allow {
             response.insert_header((header::ALLOW, allow.as_str()));
         }

@@ -6,13 +6,18 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::{
     App, Error, HttpServer,
-    body::BoxBody,
+    body::{BoxBody, MessageBody},
     dev::{Extensions, ServerHandle, ServiceRequest, ServiceResponse},
+    http::{
+        Version,
+        header::{HeaderName, HeaderValue},
+    },
     middleware::{Next, from_fn},
     rt::net::TcpStream,
     web::{self, ServiceConfig},
@@ -27,6 +32,7 @@ use super::{
 };
 use crate::{api::http::limits, cluster::Origins};
 
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 /// Threads that answer requests.
 const WORKERS: usize = 2;
 /// Threads of each of them for what would hold others up.
@@ -48,6 +54,8 @@ pub struct ListenerService {
     pub on_connect: fn(&TcpStream, &mut Extensions),
     /// Most connections at a time, and files that each needs: where few can be open, connections take a third of those.
     pub connections: (usize, usize),
+    /// Time that a connection is kept between its requests.
+    pub kept_idle: Duration,
 }
 
 /// A running listener.
@@ -76,9 +84,12 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
     let (connections, files) = service.connections;
+    let (kept_idle, keeps) = (service.kept_idle, format!("timeout={}", service.kept_idle.as_secs()));
+    let keeps = HeaderValue::from_str(&keeps).expect("digits are a header's value");
     let (on_connect, most) = (service.on_connect, connections.min(limits::raise_open_files() / 3 / files) / WORKERS);
     let app = move || {
         let ListenerService { routes, admit, origins, .. } = service.clone();
+        let keeps = keeps.clone();
         App::new()
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
                 let refused = admit(&request).err();
@@ -91,6 +102,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
                 cors::answer_cors(origins.clone(), request, next)
             }))
+            .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| say_kept(keeps.clone(), request, next)))
             // Outermost, as it looks at the end of the answer that is sent.
             .wrap(from_fn(pace::keep))
     };
@@ -98,7 +110,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
         .workers(WORKERS)
         .worker_max_blocking_threads(BLOCKING_THREADS)
         .client_request_timeout(pace::HEAD_WITHIN)
-        .keep_alive(pace::KEPT_IDLE)
+        .keep_alive(kept_idle)
         .on_connect(move |connection, kept| {
             let Some(stream) = socket(connection) else { return };
             pace::take_in(stream);
@@ -112,6 +124,22 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
         None => server.listen(listener)?,
     };
     Ok(Server::spawn(address, server.run()))
+}
+
+/// Says how long a connection is kept, and gives one of HTTP/1.0, which knows no chunks, an answer that ends with it.
+async fn say_kept(
+    keeps: HeaderValue,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let is_old = request.version() < Version::HTTP_11;
+    let mut response = next.call(request).await?.map_into_boxed_body();
+    if is_old {
+        response.response_mut().head_mut().no_chunking(true);
+    } else if response.request().version() == Version::HTTP_11 {
+        response.headers_mut().insert(KEEP_ALIVE, keeps);
+    }
+    Ok(response)
 }
 
 /// What lies below a connection.

@@ -1,26 +1,31 @@
 //! `/v1/chat/completions`: the last message is the question, everything before it the context.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, post,
     web::{Data, block},
 };
 use asterism_actors::{
-    api::{JobRequest, Reuse, bounds},
+    api::{JobRequest, Prompt, Reuse, bounds},
     supervisor::is_continued,
 };
-use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker};
+use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker, ToolCall, Tooling};
+use serde::de::DeserializeSeed;
+use serde_json::Value;
 
 use super::{
     ApiState, Checked,
-    answers::{answer, wire::RequestKind},
+    answers::{answer, several, wire::RequestKind},
     refusal,
     requests::{
-        ask::ParsedRequest,
+        ask::{self, ParsedRequest},
         fields::{Fields, wrong},
         logprobs,
-        message::{Content, Message, Messages},
+        message::{CallIn, Content, Message, Messages},
+        once::{BoundedValue, Budget},
+        shape::{AnswerShape, PromptEcho},
+        tools::{self, Tools, without_tools},
     },
 };
 use crate::api::http::{body::intake::Taken, error::Refusal};
@@ -29,7 +34,7 @@ use crate::api::http::{body::intake::Taken, error::Refusal};
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (fields, share) = taken.into_parts();
     let asked = parse_chat(&state, fields).await?;
-    answer::give((state, &request), (RequestKind::Chat, "messages"), asked, share).await
+    several::give((state, &request), (RequestKind::Chat, "messages"), asked, share).await
 }
 
 /// The job of a request.
@@ -38,43 +43,118 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
     let ending = ending(&mut fields, &turns)?;
-    let logprobs = logprobs::of_chat_asked(&mut fields)?;
-    let mut asked = ParsedRequest::take(fields, state)?;
-    asked.job.logprobs = logprobs;
-    asked.job = about(state, (turns, ending), (asked.job, "messages")).await?;
+    let (logprobs, prompt_logprobs) = (logprobs::of_chat_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
+    let choices = ask::choices(&mut fields, 1)?;
+    let tools = tools::take(&mut fields)?;
+    let variables = variables(&mut fields)?;
+    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
+    (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());
+    let conversation = Conversation { turns, ending, tools, variables };
+    asked = about(state, conversation, (asked, "messages")).await?;
+    if prompt_logprobs.is_some() {
+        (asked.job, asked.shape.echo) = whole(state, asked.job).await?;
+    }
     Ok(asked)
+}
+
+/// A conversation that is to be answered.
+pub struct Conversation {
+    /// Its messages.
+    pub turns: Vec<ChatTurn>,
+    /// How it ends.
+    pub ending: Ending,
+    /// Tools that the model may call.
+    pub tools: Option<Tools>,
+    /// Further variables of the template.
+    pub variables: BTreeMap<String, Value>,
+}
+
+/// Variables of the template that are its own.
+const OWN_VARIABLES: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
+
+/// `chat_template_kwargs`.
+fn variables(fields: &mut Fields) -> Checked<BTreeMap<String, Value>> {
+    let variables: BTreeMap<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    match OWN_VARIABLES.into_iter().find(|own| variables.contains_key(*own)) {
+        Some(own) => Err(Refusal::invalid("chat_template_kwargs", format!("{own} is not for chat_template_kwargs"))),
+        None => Ok(variables),
+    }
+}
+
+/// The job whose prompt's tokens are told, and the first of them.
+async fn whole(state: &ApiState, mut job: JobRequest) -> Checked<(JobRequest, Option<PromptEcho>)> {
+    let model = state.supervisor.model().clone();
+    let (context, query) = match (job.context.take(), job.query) {
+        (Some(Prompt::Written(context)), Prompt::Written(query)) => (context, query),
+        _ => return Err(refusal::unsupported("prompt_logprobs", "a session's tokens are told to nobody")),
+    };
+    let read = block(move || model.rendered_ids(context, query)).await;
+    let ids = read.map_err(|error| Refusal::failed("internal", error))?;
+    let ids = ids.map_err(|error| refusal::of_job(error, "messages"))?;
+    let echo = PromptEcho { first: ids[0], text: None };
+    let (query, prompt_logprobs) = (Prompt::Tokens(ids), true);
+    // Its date is in the tokens already.
+    Ok((JobRequest { query, prompt_logprobs, query_separator: None, template_date: None, ..job }, Some(echo)))
 }
 
 /// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.
 pub async fn about(
     state: &ApiState,
-    (mut turns, ending): (Vec<ChatTurn>, Ending),
-    (mut job, param): (JobRequest, &'static str),
-) -> Checked<JobRequest> {
-    if job.session.is_some() {
+    Conversation { mut turns, ending, tools, variables }: Conversation,
+    (mut asked, param): (ParsedRequest, &'static str),
+) -> Checked<ParsedRequest> {
+    if asked.job.session.is_some() {
+        if tools.is_some() || !variables.is_empty() {
+            let expected = "a session's conversation was told of none; send the whole conversation";
+            return Err(refusal::unsupported("tools", expected));
+        }
         let last = turns.pop().filter(|_| turns.is_empty()).ok_or_else(|| {
             Refusal::invalid(param, "a session has what was said before: send the new user message alone")
         })?;
-        return Ok(JobRequest { query: last.text.into(), ..job });
+        asked.job.query = last.text.into();
+        return Ok(asked);
     }
     let model = state.supervisor.model().clone();
     // What the template is told here is what the job says.
-    let date = model.date(job.template_date, Duration::from_secs(answer::unix_time()));
-    job.template_date = Some(date);
-    if is_continued(&turns) {
-        job.reuse = Reuse::Likely;
+    let date = model.date(asked.job.template_date, Duration::from_secs(answer::unix_time()));
+    let described = tools.as_ref().map_or_else(Vec::new, |tools| tools.described.clone());
+    if let Some(tools) = tools {
+        hold_to_call(&mut asked, &tools)?;
+        asked.shape.tools = Some(Arc::new(tools));
     }
-    let split = block(move || model.conversation(turns, RenderOptions::on(date).ending(ending))).await;
-    let split = split.map_err(|error| Refusal::failed("internal", error))?;
+    if is_continued(&turns) {
+        asked.job.reuse = Reuse::Likely;
+    }
+    let options = RenderOptions { variables, ..RenderOptions::on(date).ending(ending) };
+    let split = block(move || match model.takes_tools() {
+        true => model.conversation(turns, RenderOptions { tools: described, ..options }),
+        false => model.conversation(without_tools(turns, &described), options),
+    });
+    let split = split.await.map_err(|error| Refusal::failed("internal", error))?;
     let (context, query) = split.map_err(|error| refusal::of_job(error, param))?;
-    Ok(JobRequest {
+    asked.job = JobRequest {
         context: Some(context.into()),
         query: query.into(),
         // Which it went through already.
         chat_template: true,
         query_separator: Some(QuerySeparator::NONE),
-        ..job
-    })
+        template_date: Some(date),
+        ..asked.job
+    };
+    Ok(asked)
+}
+
+/// Holds an answer that has to be a call to the form of one.
+fn hold_to_call(asked: &mut ParsedRequest, tools: &Tools) -> Checked<()> {
+    let Some(form) = tools.form() else { return Ok(()) };
+    match asked.job.sampling.constraint.replace(form) {
+        None => Ok(()),
+        Some(_) => {
+            Err(Refusal::invalid("tool_choice", "a call of a tool has no other form: leave response_format out"))
+        }
+    }
 }
 
 /// A conversation alone is what is asked about.
@@ -93,37 +173,35 @@ pub fn ending(fields: &mut Fields, turns: &[ChatTurn]) -> Checked<Ending> {
         .map_err(|cause| Refusal::invalid("continue_final_message", cause.to_owned()))
 }
 
+/// Most values in the arguments of all calls of a conversation.
+const MOST_ARGUMENTS: usize = 65_536;
+
 /// A conversation in whatever order: the model's template says which it takes.
 pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
-    use Speaker::{Assistant, System, User};
     let Messages::List(messages) = messages else { return Err(wrong(param, &"expected a list")) };
-    let mut turns: Vec<ChatTurn> = Vec::with_capacity(messages.len());
-    for (at, Message { is_object, kind, role, content }) in messages.into_iter().enumerate() {
+    let (mut turns, budget): (Vec<ChatTurn>, _) =
+        (Vec::with_capacity(messages.len()), Budget::of_values(MOST_ARGUMENTS));
+    for (at, message) in messages.into_iter().enumerate() {
         let refused = |what: &str| Refusal::invalid(param, format!("message {at} {what}"));
-        if !is_object {
+        if !message.is_object {
             return Err(refused("is no object"));
         }
-        if kind.is_some_and(|kind| kind != "message") {
-            return Err(refused("is no message, and there are no tools here"));
+        match message.kind.as_deref() {
+            None | Some("message") => turns.push(turn(message, &budget).map_err(|what| refused(&what))?),
+            // What a model thought is not told it again.
+            Some("reasoning") => {}
+            Some("function_call") => {
+                let (id, name) = (message.call_id.unwrap_or_default(), message.name.unwrap_or_default());
+                let call = call((id, name), &message.arguments.unwrap_or_default(), &budget);
+                called(&mut turns, call.map_err(|what| refused(&what))?);
+            }
+            Some("function_call_output") => {
+                let text = text_of(message.output).map_err(|what| refused(&what))?;
+                let tooling = Tooling { call_id: message.call_id, ..Tooling::default() };
+                turns.push(ChatTurn { tooling: Some(Box::new(tooling)), ..ChatTurn::new(Speaker::Tool, text) });
+            }
+            Some(_) => return Err(refused("is no message, and no call of a function or its output")),
         }
-        let speaker = match role.as_deref() {
-            Some("system" | "developer") => System,
-            Some("user") => User,
-            Some("assistant") => Assistant,
-            role => {
-                let role = bounds::shown(role.unwrap_or("none"));
-                return Err(refused(&format!("has role {role}, expected system, developer, user or assistant")));
-            }
-        };
-        let text = match content {
-            Content::Text(text) => text,
-            Content::NoText => {
-                let parts = "has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}";
-                return Err(refused(parts));
-            }
-            Content::Missing => return Err(refused("has no content that is text")),
-        };
-        turns.push(ChatTurn { speaker, text });
     }
     if turns.is_empty() {
         return Err(Refusal::invalid(param, "there are no messages, and there is nothing to answer"));
@@ -131,9 +209,77 @@ pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
     Ok(turns)
 }
 
+/// A message with what it calls, or what it wants.
+fn turn(message: Message, budget: &Budget) -> Result<ChatTurn, String> {
+    let Message { role, content, calls, call_id, name, .. } = message;
+    let speaker = match role.as_deref() {
+        Some("system" | "developer") => Speaker::System,
+        Some("user") => Speaker::User,
+        Some("assistant") => Speaker::Assistant,
+        Some("tool") => Speaker::Tool,
+        role => {
+            let role = bounds::shown(role.unwrap_or("none"));
+            return Err(format!("has role {role}, expected system, developer, user, assistant or tool"));
+        }
+    };
+    let calls: Result<Vec<ToolCall>, String> = calls
+        .into_iter()
+        .map(|CallIn { id, function }| call((id.unwrap_or_default(), function.name), &function.arguments.0, budget))
+        .collect();
+    let calls = calls?;
+    if !calls.is_empty() && speaker != Speaker::Assistant {
+        return Err("has tool_calls, which an assistant's message has".to_owned());
+    }
+    // Who calls a tool need say nothing.
+    let is_mute = !calls.is_empty() && content == Content::Missing;
+    let text = if is_mute { String::new() } else { text_of(content)? };
+    let is_tool = speaker == Speaker::Tool;
+    let tooling = Tooling { is_mute, calls, call_id: call_id.filter(|_| is_tool), name: name.filter(|_| is_tool) };
+    let tooling = (tooling != Tooling::default()).then(|| Box::new(tooling));
+    Ok(ChatTurn { speaker, text, tooling })
+}
+
+fn text_of(content: Content) -> Result<String, String> {
+    match content {
+        Content::Text(text) => Ok(text),
+        Content::NoText => {
+            Err("has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}".to_owned())
+        }
+        Content::Missing => Err("has no content that is text".to_owned()),
+    }
+}
+
+/// A call; arguments that are no object of JSON stay the text that they are.
+fn call((id, name): (String, String), arguments: &str, budget: &Budget) -> Result<ToolCall, String> {
+    if name.is_empty() {
+        return Err("has a call without the name of a function".to_owned());
+    }
+    let read = BoundedValue(budget).deserialize(&mut serde_json::Deserializer::from_str(arguments));
+    let arguments = match read {
+        Ok(value @ Value::Object(_)) => value,
+        Err(error) if error.to_string().contains("too much") => {
+            return Err(format!("has calls whose arguments have more than {MOST_ARGUMENTS} values with those before"));
+        }
+        _ if arguments.trim().is_empty() => Value::Object(Default::default()),
+        _ => Value::String(arguments.to_owned()),
+    };
+    Ok(ToolCall { id, name, arguments })
+}
+
+/// A call that stands for itself is one of the assistant's message before it.
+fn called(turns: &mut Vec<ChatTurn>, call: ToolCall) {
+    match turns.last_mut().filter(|last| last.speaker == Speaker::Assistant) {
+        Some(last) => last.tooling.get_or_insert_default().calls.push(call),
+        None => {
+            let tooling = Tooling { is_mute: true, calls: vec![call], ..Tooling::default() };
+            turns.push(ChatTurn { tooling: Some(Box::new(tooling)), ..ChatTurn::new(Speaker::Assistant, "") });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -183,14 +329,49 @@ mod tests {
     }
 
     #[test]
+    fn calls_and_what_came_of_them_are_kept() {
+        let arguments = r#"{"z": "Oslo", "a": 1}"#;
+        let chat = read(
+            json!([
+                {"role": "user", "content": "How is it?"},
+                {"role": "assistant", "content": null,
+                 "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]},
+                {"role": "tool", "tool_call_id": "c1", "content": "cold"},
+            ]),
+            "messages",
+        );
+        let items = read(
+            json!([
+                {"role": "user", "content": "How is it?"},
+                {"type": "reasoning", "summary": []},
+                {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": arguments},
+                {"type": "function_call_output", "call_id": "c1", "output": "cold"},
+            ]),
+            "input",
+        );
+        let chat = chat.unwrap();
+        assert_eq!(chat, items.unwrap());
+        let tooling = chat[1].tooling.as_deref().expect("a call");
+        assert!(tooling.is_mute && tooling.calls[0].arguments.to_string() == r#"{"z":"Oslo","a":1}"#, "{tooling:?}");
+        assert_eq!(chat[2].tooling.as_deref().and_then(|tooling| tooling.call_id.as_deref()), Some("c1"));
+        let text = json!([{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{no"}}]}]);
+        let turns = read(text, "messages").unwrap();
+        let tooling = turns[0].tooling.as_deref().expect("a call");
+        assert_eq!((tooling.is_mute, &tooling.calls[0].arguments), (false, &json!("{no")));
+    }
+
+    #[test]
     fn what_is_no_conversation_is_refused() {
         for (messages, cause) in [
             (json!([]), "nothing to answer"),
             (json!("hello"), "expected a list"),
             (json!(["hello"]), "message 0 is no object"),
             (json!([{"content": "a"}]), "has role none"),
-            (json!([{"type": "function_call_output", "output": "a"}]), "is no message"),
-            (json!([{"role": "tool", "content": "a"}]), "has role tool"),
+            (json!([{"type": "computer_call", "output": "a"}]), "is no message"),
+            (json!([{"role": "function", "content": "a"}]), "has role function"),
+            (json!([{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]), "an assistant's"),
+            (json!([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]), "without the name"),
+            (json!([{"type": "function_call_output"}]), "no content"),
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
             (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "no text"),

@@ -13,12 +13,13 @@ use asterism_models::{QuerySeparator, Written};
 
 use super::{
     ApiState, Checked,
-    answers::{answer, wire::RequestKind},
+    answers::{several, wire::RequestKind},
     refusal,
     requests::{
-        ask::ParsedRequest,
+        ask::{self, ParsedRequest},
         fields::{Fields, PromptInput},
         logprobs,
+        shape::{AnswerShape, PromptEcho},
     },
 };
 use crate::api::http::{body::intake::Taken, error::Refusal};
@@ -27,56 +28,121 @@ use crate::api::http::{body::intake::Taken, error::Refusal};
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (fields, share) = taken.into_parts();
     let asked = parse_completion(&state, fields).await?;
-    answer::give((state, &request), (RequestKind::Text, "prompt"), asked, share).await
+    several::give((state, &request), (RequestKind::Text, "prompt"), asked, share).await
 }
 
-/// The job of a request.
+/// The jobs of a request.
 pub async fn parse_completion(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
-    let (prompt, context) = (fields.prompt.take(), fields.context.take());
+    let (prompts, context) = (fields.prompt.take(), fields.context.take());
     let separator: Option<QuerySeparator> = fields.take("query_separator")?;
-    let logprobs = logprobs::of_text_asked(&mut fields)?;
-    let mut asked = ParsedRequest::take(fields, state)?;
-    asked.job.logprobs = logprobs;
-    let prompt = match prompt {
-        Some(PromptInput::One(prompt)) => prompt,
-        Some(PromptInput::Many(count)) => {
-            return Err(refusal::unsupported("prompt", &format!("it has {count} prompts; send each for itself")));
-        }
+    let (logprobs, prompt_logprobs) = (logprobs::of_text_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
+    let echo = fields.take("echo")?.unwrap_or(false);
+    let mut prompts = match prompts {
+        Some(PromptInput::One(prompt)) => vec![prompt],
+        Some(PromptInput::Many(prompts)) => prompts,
         None => return Err(Refusal::invalid("prompt", "there is no prompt")),
     };
-    asked.job.chat_template = false;
-    asked.job.query_separator = separator;
-    match (context, &asked.job.session) {
-        (context, Some(_)) => (asked.job.context, asked.job.query) = (context, prompt),
-        (Some(context), None) => {
-            let context = match context {
-                Prompt::Text(text) => Written::message(&text).into(),
-                ids => ids,
-            };
-            (asked.job.context, asked.job.query) = (Some(context), prompt);
-        }
-        (None, None) => {
-            let model = state.supervisor.model().clone();
-            let split = block(move || split(&model, prompt)).await;
-            let split = split.map_err(|error| Refusal::failed("internal", error))?;
-            let (context, query) = split.map_err(|error| refusal::of_job(error, "prompt"))?;
-            let text = query.text().map(|_| QuerySeparator::NONE);
-            asked.job = JobRequest { context: Some(context), query, query_separator: text, ..asked.job };
-        }
+    let choices = ask::choices(&mut fields, prompts.len())?;
+    // Who asks for no token asks for what is told of the prompt.
+    let nothing_more = echo && fields.take_zero("max_tokens");
+    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    (asked.choices, asked.job.chat_template) = (choices, false);
+    if nothing_more {
+        (asked.job.max_tokens, asked.is_limited) = (0, true);
+    }
+    let shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
+    let whole = prompt_logprobs.is_some() || nothing_more || (echo && logprobs.is_some());
+    if (whole || echo || prompts.len() > 1) && (context.is_some() || asked.job.session.is_some()) {
+        let message =
+            "echo, prompt_logprobs and lists of prompts are for prompts alone, without context and session_id";
+        return Err(Refusal::invalid("prompt", message));
+    }
+    let first = prompts.remove(0);
+    let others = prompts;
+    if context.is_some() || asked.job.session.is_some() {
+        (asked.job.query_separator, asked.job.logprobs) = (separator, logprobs);
+        return Ok(ParsedRequest { job: about(asked.job, context, first), shape, ..asked });
+    }
+    let asks = PromptAsk { echo, whole, separator };
+    let plain = asked.job.clone();
+    (asked.job, asked.shape) = asks.job(state, asked.job, (shape.clone(), first)).await?;
+    for prompt in others {
+        asked.more.push(asks.job(state, plain.clone(), (shape.clone(), prompt)).await?);
     }
     Ok(asked)
+}
+
+/// The job of a prompt about a context, or to a session.
+fn about(job: JobRequest, context: Option<Prompt>, prompt: Prompt) -> JobRequest {
+    let context = match (context, &job.session) {
+        (Some(Prompt::Text(text)), None) => Some(Written::message(&text).into()),
+        (context, _) => context,
+    };
+    JobRequest { context, query: prompt, ..job }
+}
+
+/// What is asked of each prompt.
+struct PromptAsk {
+    /// Its text is told before the answer.
+    echo: bool,
+    /// Its tokens are told.
+    whole: bool,
+    separator: Option<QuerySeparator>,
+}
+
+impl PromptAsk {
+    /// The job of a prompt alone, and what is told of its answer.
+    async fn job(
+        &self,
+        state: &ApiState,
+        job: JobRequest,
+        (mut shape, prompt): (AnswerShape, Prompt),
+    ) -> Checked<(JobRequest, AnswerShape)> {
+        let model = state.supervisor.model().clone();
+        let (echo, whole, separator) = (self.echo, self.whole, self.separator.clone());
+        let job = JobRequest { logprobs: shape.most_logprobs(), ..job };
+        let made = block(move || -> Result<_, JobError> {
+            if whole || is_one_token(&prompt) {
+                let ids = model.whole_ids(prompt.clone())?;
+                let text = if echo { Some(text_of(&model, prompt)?) } else { None };
+                shape.echo = Some(PromptEcho { first: ids[0], text }).filter(|_| whole);
+                return Ok((JobRequest { query: Prompt::Tokens(ids), prompt_logprobs: true, ..job }, shape));
+            }
+            if echo {
+                shape.echo = Some(PromptEcho { first: 0, text: Some(text_of(&model, prompt.clone())?) });
+            }
+            let (context, query) = split(&model, prompt)?;
+            let separator = query.text().map(|_| QuerySeparator::NONE).or(separator);
+            Ok((JobRequest { context: Some(context), query, query_separator: separator, ..job }, shape))
+        });
+        let made = made.await.map_err(|error| Refusal::failed("internal", error))?;
+        made.map_err(|error| refusal::of_job(error, "prompt"))
+    }
+}
+
+fn is_one_token(prompt: &Prompt) -> bool {
+    matches!(prompt, Prompt::Tokens(ids) if ids.len() == 1)
+}
+
+/// What a prompt says.
+fn text_of(model: &ModelFront, prompt: Prompt) -> Result<String, JobError> {
+    match prompt {
+        Prompt::Tokens(ids) => model.text_of(&ids),
+        Prompt::Text(text) => Ok(text),
+        Prompt::Written(written) => Ok(written.text().to_owned()),
+    }
 }
 
 /// One prompt as context and query, which join to it.
 fn split(model: &ModelFront, prompt: Prompt) -> Result<(Prompt, Prompt), JobError> {
     match prompt {
-        Prompt::Tokens(mut ids) if ids.len() > 1 => {
+        Prompt::Tokens(ids) if ids.is_empty() => {
+            let message = "the prompt has no token id".to_owned();
+            Err(JobError::Invalid { param: "prompt", message })
+        }
+        Prompt::Tokens(mut ids) => {
             let query = ids.split_off(ids.len() - 1);
             Ok((Prompt::Tokens(ids), Prompt::Tokens(query)))
-        }
-        Prompt::Tokens(ids) => {
-            let message = format!("the prompt has {} token ids, expected 2 at least", ids.len());
-            Err(JobError::Invalid { param: "prompt", message })
         }
         text => {
             let (context, query) = model.completion(text.text().unwrap_or_default().to_owned())?;

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{
     batching::{batch_run::BatchLine, files},
     chat,
-    requests::fields::Fields,
+    requests::{fields::Fields, form, tools},
     store::Store,
 };
 use crate::{api::http::body::weight, cluster::Limits};
@@ -74,6 +74,12 @@ const GENERATED_FIELDS: &[&str] = &[
     "logit_bias",
     "seed",
     "background",
+    "tool_calls",
+    "function",
+    "arguments",
+    "tool_choice",
+    "response_format",
+    "logprobs",
 ];
 const SCALARS: &[&str] = &[
     "null",
@@ -193,6 +199,8 @@ fn bodies_and_lines_that_nobody_would_write_are_read_or_refused() {
             read += 1;
             let _ = fields.messages.take().map(|messages| chat::read(messages, "messages"));
             let _ = fields.take::<u64>("max_tokens");
+            let _ = tools::take(&mut fields).map(|tools| tools.and_then(|tools| tools.form()));
+            let _ = form::take(&mut fields);
             let _ = fields.finish();
         }
         read += usize::from(is_read::<BatchLine>(&bytes));

@@ -6,7 +6,7 @@ use actix_web::{
     HttpMessage, HttpRequest,
     http::{
         StatusCode,
-        header::{AUTHORIZATION, HeaderMap},
+        header::{AUTHORIZATION, HeaderMap, HeaderName},
     },
 };
 use asterism_actors::api::bounds;
@@ -19,6 +19,8 @@ use crate::{
     error::CliError,
 };
 
+/// Where Anthropic's clients put their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Most keys of one file.
 const MOST_KEYS: usize = 10_000;
 /// Bytes of a file with so many.
@@ -89,7 +91,9 @@ impl ApiKeys {
 
     /// Whose key a request bears, with a place among that key's requests.
     pub fn admit(&self, headers: &HeaderMap) -> Result<Bearer, Refusal> {
-        let borne = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(bearer_token);
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        // Anthropic's clients bear it alone.
+        let borne = text(&AUTHORIZATION).and_then(bearer_token).or_else(|| text(&API_KEY));
         let hash = digest::digest(&digest::SHA256, borne.unwrap_or_default().trim().as_bytes());
         // All are compared, so that the time this takes tells nothing of which it is.
         let found = self.0.iter().fold(None, |found, key| match bool::from(key.hash.ct_eq(hash.as_ref())) {

@@ -16,6 +16,7 @@ pub fn of_job(error: JobError, text: &'static str) -> Refusal {
         Some("context" | "query" | "messages" | "prompt") => Some(text.to_owned()),
         Some("session") => Some("session_id".into()),
         Some("method") => Some("attention".into()),
+        Some("constraint") => Some("response_format".into()),
         None => of_code(&error).map(str::to_owned),
         _ => body.param,
     };

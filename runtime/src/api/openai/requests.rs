@@ -2,6 +2,11 @@
 
 pub(crate) mod ask;
 pub(crate) mod fields;
+pub(crate) mod form;
+mod known;
 pub(crate) mod logprobs;
 pub(crate) mod message;
 pub(crate) mod once;
+mod sampling;
+pub(crate) mod shape;
+pub(crate) mod tools;

@@ -1,6 +1,8 @@
 //! `/v1/responses`: answers that may be made in the background, looked at, followed and cancelled later. A response is a job: its id
 //! is the job's, so that nothing else has to be kept.
 
+use std::collections::BTreeMap;
+
 use actix_web::{
     HttpMessage, HttpRequest, HttpResponse, get, post,
     web::{Data, Path, Query},
@@ -22,7 +24,7 @@ use super::{
         running::{self, RunningJob},
         stream,
     },
-    chat,
+    chat::{self, Conversation},
     keys::owner,
     refusal,
     requests::{
@@ -140,10 +142,9 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
         return Err(refusal::unsupported("previous_response_id", expected));
     }
     let instructions: Option<String> = fields.take("instructions")?;
-    let mut turns: Vec<ChatTurn> =
-        instructions.map(|text| ChatTurn { speaker: Speaker::System, text }).into_iter().collect();
+    let mut turns: Vec<ChatTurn> = instructions.map(|text| ChatTurn::new(Speaker::System, text)).into_iter().collect();
     match fields.input.take() {
-        Some(Messages::Text(text)) => turns.push(ChatTurn { speaker: Speaker::User, text }),
+        Some(Messages::Text(text)) => turns.push(ChatTurn::new(Speaker::User, text)),
         Some(items @ Messages::List(_)) => turns.extend(chat::read(items, "input")?),
         Some(Messages::Other) => return Err(wrong("input", &"expected a text or a list of messages")),
         None => return Err(Refusal::invalid("input", "there is no input")),
@@ -155,9 +156,9 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
 pub async fn parse_response(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let turns = conversation(&mut fields)?;
     let ending = chat::ending(&mut fields, &turns)?;
-    let mut asked = ParsedRequest::take(fields, state)?;
-    asked.job = chat::about(state, (turns, ending), (asked.job, "input")).await?;
-    Ok(asked)
+    let asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    let conversation = Conversation { turns, ending, tools: None, variables: BTreeMap::new() };
+    chat::about(state, conversation, (asked, "input")).await
 }
 
 /// A response of whoever asks; another's is not there.

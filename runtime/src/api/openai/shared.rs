@@ -1,6 +1,6 @@
 //! What handlers of OpenAI's API work with. Handles no request.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use asterism_actors::supervisor::Supervisor;
 use tokio::runtime::Handle;
@@ -31,6 +31,8 @@ pub struct ApiState {
     pub intake: Intake,
     /// What pages in browsers may ask.
     pub origins: OriginRules,
+    /// Time that a connection is kept between its requests.
+    pub kept_idle: Duration,
 }
 
 /// What a request must be like to be taken: refused otherwise, by the name of its field.

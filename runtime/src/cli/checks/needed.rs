@@ -13,6 +13,12 @@ pub fn model(cluster: &Cluster) -> Result<(), CliError> {
     checkpoint::model_front(&cluster.model).and_then(|model| device::weights_fit(cluster, &model.config))
 }
 
+/// Devices that can share the model of their host. What is wrong with the model itself is told by others.
+pub fn devices(cluster: &Cluster) -> Result<(), CliError> {
+    let checkpoint = checkpoint::checkpoint_of(&cluster.model);
+    checkpoint.map_or(Ok(()), |checkpoint| device::share_heads(cluster, checkpoint.config()))
+}
+
 /// The certificates that the cluster file names.
 pub fn certificates(cluster: &Cluster) -> Result<(), CliError> {
     match &cluster.security.files {

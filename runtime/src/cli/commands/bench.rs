@@ -222,7 +222,7 @@ struct BenchTarget<'a> {
 impl<'a> BenchTarget<'a> {
     fn of(args: &MachineArgs, (devices, hosts): (&[Device], Option<usize>), cluster: Option<&'a Cluster>) -> Self {
         let contexts = |cluster: &'a Cluster| cluster.with_role(Role::Context);
-        let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.device);
+        let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.devices.all()[0]);
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let devices = match devices {
             [] => vec![cluster.and_then(device).unwrap_or_default()],

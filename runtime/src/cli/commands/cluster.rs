@@ -1,5 +1,6 @@
 //! `up`, `down` and `status`: a whole cluster as one thing.
 
+pub mod backup;
 mod detach;
 pub mod events;
 pub mod host;

@@ -13,7 +13,7 @@ use crate::{
     },
     cluster::{
         Cluster, Host,
-        file::{ClusterFile, DType, Device, Role},
+        file::{ClusterFile, DType, Devices, Role},
         sample::SAMPLE,
     },
     data_dir,
@@ -46,6 +46,8 @@ const OPTIONAL: &str = "\
 # join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
+# [serving]
+# token_interval_ms = 25              # longest step of a query host, with which tokens follow each other; 25 on CPUs, 50 on GPUs
 # [api]
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
@@ -63,6 +65,7 @@ const OPTIONAL: &str = "\
 # node = \"north\"                      # the only node
 # process = \"both\"                    # shared with the hosts that name it too: tensors in memory; its own
 # device = \"cuda:0\"                   # a GPU; device of [model]
+# devices = [\"cuda:0\", \"cuda:1\"]      # instead of device: several that share the model; one
 # port = 7410                         # chosen by the operating system
 # threads = 8                         # the node's cores, shared by its hosts that compute
 # kernels = \"avx2\"                    # instructions of the CPU; the best there are
@@ -170,7 +173,7 @@ struct HostRow {
     name: String,
     role: Role,
     node: String,
-    device: Device,
+    device: Devices,
     address: String,
     /// None: a share of a machine that is not this one.
     threads: Option<Threads>,
@@ -190,14 +193,14 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
     let here: Vec<&str> = local_hosts(cluster).into_iter().map(|host| host.name.as_str()).collect();
     let threads = |host: &Host| match host.threads {
         Some(given) => Some(Threads { least: given, most: given }),
-        None if host.device != Device::Cpu || !here.contains(&host.name.as_str()) => None,
+        None if !host.devices.on_cpu() || !here.contains(&host.name.as_str()) => None,
         None => Some(Threads { least: cluster.threads_of(host, cores), most: cores }),
     };
     let row = |host: &Host| HostRow {
         name: host.name.clone(),
         role: host.role,
         node: host.node.clone(),
-        device: host.device,
+        device: host.devices.clone(),
         address: match host.address.port() {
             0 => format!("{} (any port)", host.address.ip()),
             _ => host.address.to_string(),
@@ -255,6 +258,7 @@ mod tests {
         let file = crate::cluster::file::parse(&format!("version = 1\n{}", lines.collect::<String>()), []).unwrap();
         assert_eq!(file.hosts[0].memory_limit, Some(crate::cluster::size::Bytes(16 << 30)));
         assert_eq!(file.hosts[0].labels["rack"], "a");
-        assert!(file.sessions.max_pinned_bytes.is_some() && file.security.token_file.is_some());
+        assert!(file.sessions.max_pinned_bytes.is_some() && file.serving.token_interval_ms == Some(25));
+        assert!(file.security.token_file.is_some());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use asterism_kernels::check_heads;
+use asterism_models::DecoderParts;
 use serde::Serialize;
 
 use crate::{
@@ -9,7 +11,11 @@ use crate::{
         checks::{self, Asker, Judgment, Verdict},
         output,
     },
-    cluster::{Cluster, file::Device, size::bytes},
+    cluster::{
+        Cluster,
+        file::{DType, Device, LinearType},
+        size::bytes,
+    },
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::version::Version,
@@ -51,6 +57,8 @@ struct DeviceReport {
     name: String,
     capability: String,
     usable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remark: Option<&'static str>,
     free_bytes: u64,
     all_bytes: u64,
 }
@@ -90,6 +98,7 @@ fn look() -> GpuReport {
         device: Device::Cuda(index).to_string(),
         capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
         usable: gpu.usable(),
+        remark: gpu.remark(),
         name: gpu.name,
         free_bytes: gpu.memory.0 as u64,
         all_bytes: gpu.memory.1 as u64,
@@ -120,13 +129,15 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     };
     // Hosts of a process have one copy on a GPU, of as much as one of them needs.
     let mut processes: Vec<BTreeMap<&str, u64>> = vec![BTreeMap::new(); gpu.devices.len()];
-    for host in local_hosts(cluster) {
-        let Device::Cuda(index) = host.device else { continue };
+    let on = |host: &'_ crate::cluster::Host| host.devices.all().to_vec();
+    let each = local_hosts(cluster).into_iter().flat_map(|host| on(host).into_iter().map(move |device| (host, device)));
+    for (host, device) in each {
+        let Device::Cuda(index) = device else { continue };
         match gpu.devices.get(index) {
             None => problems.push(format!(
                 "host '{}' is to compute on {}; {}",
                 host.name,
-                host.device,
+                device,
                 match (&gpu.driver, &gpu.trouble) {
                     (Some(_), Some(trouble)) => trouble.clone(),
                     (Some(_), None) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
@@ -134,11 +145,12 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
                 }
             )),
             Some(found) if !found.usable => problems.push(format!(
-                "host '{}' is to compute on {}, a {} of compute capability {}; 8.x (such as the A100) or 9.0 (Hopper) is needed",
-                host.name, host.device, found.name, found.capability
+                "host '{}' is to compute on {}, a {} of compute capability {}; 8.0 (the A100) or later is needed",
+                host.name, device, found.name, found.capability
             )),
             Some(_) => {
-                let wanted = weights(device::parts(host.role, cluster.recovery)).unwrap_or_default();
+                let whole = weights(device::parts(host.role, cluster.recovery)).unwrap_or_default();
+                let wanted = device::weights_of_each(whole, &host.devices);
                 let most = processes[index].entry(&host.process).or_default();
                 *most = wanted.max(*most);
             }
@@ -147,14 +159,34 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     let wanted = processes.iter().map(|processes| processes.values().sum::<u64>());
     for (found, wanted) in gpu.devices.iter().zip(wanted).filter(|(found, wanted)| *wanted > found.free_bytes) {
         problems.push(format!(
-            "the hosts on {} need {} for weights, {} are free, {} are missing; put them into one process, or fewer hosts or a smaller model on it",
+            "the hosts on {} need {} for weights, {} are free, {} are missing; put them into one process, or fewer hosts or a smaller model on it{}",
             found.device,
             bytes(wanted),
             bytes(found.free_bytes),
-            bytes(wanted - found.free_bytes)
+            bytes(wanted - found.free_bytes),
+            what_fits(cluster, found.free_bytes)
         ));
     }
     problems
+}
+
+/// On how many GPUs with so much free memory a host would hold the model, in words; nothing where one does.
+fn what_fits(cluster: &Cluster, free: u64) -> String {
+    let Ok(checkpoint) = crate::processes::checkpoint::checkpoint_of(&cluster.model) else { return String::new() };
+    let (shape, numbers) = (checkpoint.config(), Numbers::of(&cluster.model));
+    let least = |numbers: Numbers| {
+        let weights = numbers.weight_bytes(shape, DecoderParts::All);
+        let shared = |devices: &u64| check_heads(shape.heads, *devices as usize).is_ok();
+        (1..=shape.heads.query as u64).filter(shared).find(|devices| weights.div_ceil(*devices) < free)
+    };
+    let eight = Numbers { linear: Some(LinearType::Fp8), ..numbers };
+    match (least(numbers), least(eight).filter(|_| numbers.dtype == DType::Bf16 && numbers.linear.is_none())) {
+        (None | Some(1), _) => String::new(),
+        (Some(devices), Some(fewer)) if fewer < devices => {
+            format!("; a host with `devices` of {devices} such GPUs holds it, with linear = \"fp8\" one of {fewer}")
+        }
+        (Some(devices), _) => format!("; a host with `devices` of {devices} such GPUs holds it"),
+    }
 }
 
 fn text(report: &DoctorReport) -> String {
@@ -170,9 +202,10 @@ fn text(report: &DoctorReport) -> String {
     }
     lines.extend(gpu.trouble.iter().map(|trouble| format!("driver     does not work: {trouble}")));
     lines.extend(gpu.devices.iter().map(|found| {
-        let DeviceReport { device, name, capability, free_bytes, all_bytes, .. } = found;
+        let DeviceReport { device, name, capability, remark, free_bytes, all_bytes, .. } = found;
         let (free, all) = (bytes(*free_bytes), bytes(*all_bytes));
-        format!("{device:<10} {name}, compute capability {capability}, {free} of {all} free")
+        let remark = remark.map(|remark| format!(", {remark}")).unwrap_or_default();
+        format!("{device:<10} {name}, compute capability {capability}, {free} of {all} free{remark}")
     }));
     lines.extend(gpu.libraries.iter().map(|LibraryReport { name, version, without }| match version {
         Some(version) => format!("{name:<10} {version}"),
@@ -220,13 +253,14 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn what_hosts_lack_is_counted() {
-        use asterism_models::{Checkpoint, DecoderParts};
+        use asterism_models::Checkpoint;
 
         let found = |free_bytes| DeviceReport {
             device: "cuda:0".into(),
             name: "a GPU".into(),
             capability: "9.0".into(),
             usable: true,
+            remark: None,
             free_bytes,
             all_bytes: 1 << 30,
         };

@@ -44,6 +44,7 @@ pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
     match &args.verb {
         Some(EvalVerb::Ruler(args)) => ask(globals, &args.suite.run, || Questions::ruler(globals, args)),
         Some(EvalVerb::Babilong(args)) => ask(globals, &args.run, || Questions::babilong(globals, args)),
+        Some(EvalVerb::Real(args)) => ask(globals, &args.run, || Questions::real(globals, args)),
         Some(EvalVerb::Niah(args)) => ask(globals, &args.run, || Questions::niah(globals, args)),
         Some(EvalVerb::Infinitebench(args)) => {
             ask(globals, &args.suite.run, || Questions::infinitebench(globals, args))

@@ -25,6 +25,9 @@ pub struct HostSection {
     /// `cpu`, or `cuda:N`. Absent: `device` of `[model]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
+    /// Several devices of one kind, which share its model: each holds a part of all weights and of all keys. Instead of `device`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<Device>>,
     /// UDP port; 0: chosen by the operating system.
     #[serde(default)]
     pub port: u16,

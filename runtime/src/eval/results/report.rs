@@ -72,7 +72,7 @@ fn header(block: &Block, model: &str, scoring: Scoring) -> String {
         (Scoring::Exact, _) => "answers that hold every gold string",
         (Scoring::Benchmark, "ruler") => "mean share of the gold strings found",
         (Scoring::Benchmark, "babilong") => "answers whose first sentence names the gold label alone",
-        (Scoring::Benchmark, "niah" | "file") => "mean share of the gold strings found",
+        (Scoring::Benchmark, "niah" | "real" | "file") => "mean share of the gold strings found",
         (Scoring::Benchmark, _) => "the benchmark's own score",
     };
     let prose = match block.haystack {

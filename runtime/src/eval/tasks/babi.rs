@@ -41,7 +41,7 @@ pub(crate) enum Story {
     Gift,
 }
 
-struct Told {
+struct CallPiece {
     facts: Vec<String>,
     question: String,
     answer: &'static str,
@@ -71,7 +71,7 @@ impl Story {
     }
 }
 
-fn person(rng: &mut StdRng) -> Told {
+fn person(rng: &mut StdRng) -> CallPiece {
     let cast = some(rng, &ACTORS, 2..=4);
     let mut places: Vec<Option<&str>> = vec![None; cast.len()];
     let mut facts = Vec::new();
@@ -81,20 +81,20 @@ fn person(rng: &mut StdRng) -> Told {
     }
     let seen: Vec<_> = cast.iter().zip(places).filter_map(|(who, place)| Some((who, place?))).collect();
     let (who, answer) = one(rng, &seen);
-    Told { facts, question: format!("Where is {who}?"), answer }
+    CallPiece { facts, question: format!("Where is {who}?"), answer }
 }
 
-fn object(rng: &mut StdRng) -> Told {
+fn object(rng: &mut StdRng) -> CallPiece {
     let steps = rng.random_range(1..=3);
     let (facts, object, path) = carried(rng, steps);
-    Told { facts, question: format!("Where is the {object}?"), answer: path[path.len() - 1] }
+    CallPiece { facts, question: format!("Where is the {object}?"), answer: path[path.len() - 1] }
 }
 
-fn before(rng: &mut StdRng) -> Told {
+fn before(rng: &mut StdRng) -> CallPiece {
     let steps = rng.random_range(1..=4);
     let (facts, object, path) = carried(rng, steps);
     let [.., answer, last] = path[..] else { unreachable!("the carrier made a step") };
-    Told { facts, question: format!("Where was the {object} before the {last}?"), answer }
+    CallPiece { facts, question: format!("Where was the {object} before the {last}?"), answer }
 }
 
 /// Somebody takes an object and carries it through `steps` rooms while others come and go. The facts, the object and
@@ -119,22 +119,22 @@ fn carried(rng: &mut StdRng, steps: usize) -> (Vec<String>, &'static str, Vec<&'
     (facts, object, path)
 }
 
-fn direction(rng: &mut StdRng) -> Told {
+fn direction(rng: &mut StdRng) -> CallPiece {
     let rooms = some(rng, &ROOMS, 3..=3);
     let to = one(rng, &DIRECTIONS);
     let pairs = [(rooms[0], rooms[1]), (rooms[2], rooms[0])];
     let facts = pairs.map(|(a, b)| format!("The {a} is {to} of the {b}.")).to_vec();
     let (a, b) = one(rng, &pairs);
     match rng.random_bool(0.5) {
-        true => Told { facts, question: format!("What is {to} of the {b}?"), answer: a },
-        false => Told { facts, question: format!("What is the {a} {to} of?"), answer: b },
+        true => CallPiece { facts, question: format!("What is {to} of the {b}?"), answer: a },
+        false => CallPiece { facts, question: format!("What is the {a} {to} of?"), answer: b },
     }
 }
 
 /// Giver, object, receiver. The last gift is asked for, as in bAbI.
 type Gift = (&'static str, &'static str, &'static str);
 
-fn gift(rng: &mut StdRng) -> Told {
+fn gift(rng: &mut StdRng) -> CallPiece {
     let cast = some(rng, &ACTORS, 3..=5);
     let mut gifts: Vec<Gift> = Vec::new();
     for _ in 0..rng.random_range(1..=4) {
@@ -148,8 +148,8 @@ fn gift(rng: &mut StdRng) -> Told {
         gifts.iter().map(|(from, what, to)| format!("{from} {} the {what} to {to}.", one(rng, &GIVE))).collect();
     let (from, object, to) = gifts[gifts.len() - 1];
     match rng.random_bool(0.5) {
-        true => Told { facts, question: format!("What did {from} give to {to}?"), answer: object },
-        false => Told { facts, question: format!("Who received the {object}?"), answer: to },
+        true => CallPiece { facts, question: format!("What did {from} give to {to}?"), answer: object },
+        false => CallPiece { facts, question: format!("Who received the {object}?"), answer: to },
     }
 }
 

@@ -46,12 +46,22 @@ impl Haystack {
         Self { made: Vec::new(), make: Box::new(make), separator }
     }
 
-    /// The first `units` with `facts` between them. A fact is a depth, from 0 (first) to 1 (last), and its text; facts
-    /// come in order of depth.
-    pub(crate) fn hide(&mut self, units: usize, facts: &[(f64, String)]) -> String {
+    /// Line or sentence `at`.
+    pub(crate) fn unit(&mut self, at: usize) -> &str {
+        self.supply(at + 1);
+        &self.made[at]
+    }
+
+    fn supply(&mut self, units: usize) {
         while self.made.len() < units {
             self.made.push((self.make)());
         }
+    }
+
+    /// The first `units` with `facts` between them. A fact is a depth, from 0 (first) to 1 (last), and its text; facts
+    /// come in order of depth.
+    pub(crate) fn hide(&mut self, units: usize, facts: &[(f64, String)]) -> String {
+        self.supply(units);
         let mut text = String::new();
         let mut facts = facts.iter().peekable();
         let mut add = |unit: &str| {

@@ -10,6 +10,7 @@ use super::{
     common,
     fit::fit,
     frequency,
+    natural::Natural,
     needle::{Hay, NeedleKind, Needles},
     retrieval::Retrieval,
     variable,
@@ -60,6 +61,22 @@ pub enum Task {
     Kv,
     /// A rank in a list of numbers.
     MathFind,
+    /// A fact that shares words with its question.
+    Lex,
+    /// A fact that shares none.
+    Para,
+    /// Two facts, linked by a name.
+    Hop2,
+    /// Two facts that share no words with their question.
+    Para2,
+    /// Three values of one key.
+    List3,
+    /// The sentence behind a quoted one.
+    Next,
+    /// Which of two events is told first.
+    First,
+    /// A number in one of many functions.
+    Code,
 }
 
 /// How a record of a task is drawn.
@@ -70,6 +87,7 @@ enum Family {
     Frequency,
     Babi(Story),
     Retrieval(Retrieval),
+    Natural(Natural),
 }
 
 impl Task {
@@ -97,10 +115,18 @@ impl Task {
             Number,
             Kv,
             MathFind,
+            Lex,
+            Para,
+            Hop2,
+            Para2,
+            List3,
+            Next,
+            First,
+            Code,
         ]
     }
 
-    /// The tasks of a suite: `ruler`, `babilong` or `infinitebench`.
+    /// The tasks of a suite: `ruler`, `babilong`, `infinitebench` or `real`.
     pub fn of_suite(suite: &str) -> Vec<Self> {
         Self::all().iter().copied().filter(|task| task.suite() == suite).collect()
     }
@@ -110,6 +136,7 @@ impl Task {
             Family::Needle(_) | Family::Variable | Family::Common | Family::Frequency => "ruler",
             Family::Babi(_) => "babilong",
             Family::Retrieval(_) => "infinitebench",
+            Family::Natural(_) => "real",
         }
     }
 
@@ -125,6 +152,7 @@ impl Task {
             Family::Retrieval(Retrieval::Number) => 20,
             Family::Retrieval(Retrieval::KeyValue) => 80,
             Family::Retrieval(Retrieval::Rank) => 5,
+            Family::Natural(_) => 64,
         }
     }
 
@@ -151,6 +179,14 @@ impl Task {
             Self::Number => "number",
             Self::Kv => "kv",
             Self::MathFind => "math_find",
+            Self::Lex => "lex",
+            Self::Para => "para",
+            Self::Hop2 => "hop2",
+            Self::Para2 => "para2",
+            Self::List3 => "list3",
+            Self::Next => "next",
+            Self::First => "first",
+            Self::Code => "code",
         }
     }
 
@@ -159,6 +195,7 @@ impl Task {
         match self.family() {
             Family::Needle(needles) => needles.hay == Hay::Prose,
             Family::Babi(_) => true,
+            Family::Natural(natural) => natural != Natural::Code,
             Family::Variable | Family::Common | Family::Frequency | Family::Retrieval(_) => false,
         }
     }
@@ -195,6 +232,14 @@ impl Task {
             Self::Number => Family::Retrieval(Retrieval::Number),
             Self::Kv => Family::Retrieval(Retrieval::KeyValue),
             Self::MathFind => Family::Retrieval(Retrieval::Rank),
+            Self::Lex => Family::Natural(Natural::Lexical),
+            Self::Para => Family::Natural(Natural::Paraphrase),
+            Self::Hop2 => Family::Natural(Natural::TwoHops),
+            Self::Para2 => Family::Natural(Natural::TwoParaphrases),
+            Self::List3 => Family::Natural(Natural::Three),
+            Self::Next => Family::Natural(Natural::Next),
+            Self::First => Family::Natural(Natural::First),
+            Self::Code => Family::Natural(Natural::Code),
         }
     }
 }
@@ -263,6 +308,7 @@ pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> R
         Family::Common => common::draft(&mut rng, recipe.tokens),
         Family::Frequency => frequency::draft(&mut rng, recipe.tokens),
         Family::Retrieval(retrieval) => retrieval.draft(&mut rng),
+        Family::Natural(natural) => natural.draft(&mut rng, recipe.text, recipe.tokens)?,
     };
     let record = sized(task.name(), draft, recipe, count)?;
     Ok(EvalRecord { haystack: task.needs_prose().then_some(recipe.source()), ..record })

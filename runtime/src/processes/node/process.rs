@@ -7,6 +7,7 @@ use std::{
     ffi::OsString,
     future::pending,
     io,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
@@ -139,6 +140,9 @@ impl Process {
             Some(0) => Ending::Finished,
             Some(code) if code == Exit::Usage as i32 => Ending::Unfit,
             Some(code) if code == Exit::Authentication as i32 => Ending::Unauthenticated,
+            Some(code) if code == Exit::Terminated as i32 => Ending::Terminated,
+            // It came before it was listened to.
+            None if status.signal() == Some(Signal::TERM.as_raw()) => Ending::Terminated,
             _ => Ending::Failed,
         };
         let cause = match &error {

@@ -20,6 +20,8 @@ pub enum Ending {
     Unfit,
     /// Its certificates were refused, by it or by others: it may go on when there are new ones.
     Unauthenticated,
+    /// Somebody asked it to end, and it did so in order.
+    Terminated,
     /// Anything else: an error, a signal, an order.
     Failed,
 }
@@ -92,6 +94,7 @@ impl Restarts {
             Ending::Unfit | Ending::Unauthenticated => {
                 return Fate::GivenUp { reason: "started again it would end in the same way".into() };
             }
+            Ending::Terminated => return Fate::Restarting { after: self.next_wait(now) },
             Ending::Failed => {}
         }
         while self.recent.front().is_some_and(|restart| now.saturating_sub(*restart) >= WINDOW) {
@@ -103,13 +106,23 @@ impl Restarts {
                 reason: format!("{restarts} restarts within {seconds} s, of at most {}", self.max),
             };
         }
+        self.recent.push_back(now);
+        Fate::Restarting { after: self.next_wait(now) }
+    }
+
+    /// Somebody wants it started who knows that it ended: it begins anew.
+    pub fn begin_anew(&mut self) {
+        (self.wait, self.has_worked) = (FIRST_WAIT, false);
+        self.recent.clear();
+    }
+
+    fn next_wait(&mut self, now: Duration) -> Duration {
         if self.reported.is_some_and(|reported| now.saturating_sub(reported) >= self.wait) {
             self.wait = FIRST_WAIT;
         }
         let after = self.wait;
         self.wait = (2 * self.wait).min(LONGEST_WAIT);
-        self.recent.push_back(now);
-        Fate::Restarting { after }
+        after
     }
 }
 
@@ -188,6 +201,26 @@ mod tests {
             assert!(matches!(restarts.ended(Duration::ZERO, ending), Fate::GivenUp { .. }), "{ending:?}");
         }
         assert!(matches!(Restarts::new(0).ended(Duration::ZERO, Ending::Failed), Fate::GivenUp { .. }));
+    }
+
+    #[test]
+    fn who_is_asked_to_end_is_started_again_however_often() {
+        let (mut restarts, mut now) = (Restarts::new(2), 0);
+        for _ in 0..50 {
+            restarts.started(Duration::from_secs(now));
+            restarts.reported(Duration::from_secs(now + 1));
+            now += 20;
+            let fate = restarts.ended(Duration::from_secs(now), Ending::Terminated);
+            assert_eq!(fate, Fate::Restarting { after: FIRST_WAIT }, "it worked for longer than it would wait");
+        }
+        restarts.started(Duration::from_secs(now));
+        let fate = restarts.ended(Duration::from_secs(now), Ending::Failed);
+        assert!(matches!(fate, Fate::Restarting { .. }), "ends in order count towards no limit: {fate:?}");
+        let fates = [0, 0].map(|_| restarts.ended(Duration::from_secs(now), Ending::Failed));
+        assert!(matches!(fates[1], Fate::GivenUp { .. }), "failures do: {fates:?}");
+        restarts.begin_anew();
+        let fate = restarts.ended(Duration::from_secs(now), Ending::Failed);
+        assert_eq!(fate, Fate::Restarting { after: FIRST_WAIT }, "until somebody has it started");
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl SupervisorTie {
                 Some(exit) = self.exits.recv() => self.report(exit),
                 order = self.ordered.recv() => match order {
                     Some(NodeOrder::Kill { host, start }) => self.orders.kill(&host, start),
+                    Some(NodeOrder::Start { host }) => self.orders.start(&host),
                     Some(NodeOrder::Refused { reason }) => {
                         return Err(CliError::unreachable(format!("the supervisor refuses this node: {reason}"))
                             .hint("give supervisor and node the same cluster file"));

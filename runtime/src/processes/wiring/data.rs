@@ -15,7 +15,7 @@ use super::listener::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal}
 use crate::{
     cluster::{
         Cluster, Data, Host,
-        file::{DataTransport, Device, SecurityMode},
+        file::{DataTransport, SecurityMode},
     },
     error::CliError,
 };
@@ -90,7 +90,7 @@ fn awake(cluster: &Cluster, host: &Host, cores: usize) -> Duration {
 
 /// Lanes of a host, unless the file says how many: some where a GPU computes, so that cores are free, and a machine has enough of them.
 fn lanes(cluster: &Cluster, host: &Host, cores: usize) -> u16 {
-    let to_spare = host.device != Device::Cpu && cores >= CORES_WITH_LANES * hosts_of_its_node(cluster, host);
+    let to_spare = !host.devices.on_cpu() && cores >= CORES_WITH_LANES * hosts_of_its_node(cluster, host);
     cluster.data.lanes.unwrap_or(if to_spare { LANES } else { 0 })
 }
 
@@ -245,7 +245,7 @@ mod tests {
         let enough = CORES_WITH_LANES * cluster.hosts.len();
         let mut host = cluster.hosts[0].clone();
         assert_eq!(lanes(&cluster, &host, enough), 0, "it computes on these cores");
-        host.device = Device::Cuda(0);
+        host.devices = crate::cluster::file::Device::Cuda(0).into();
         assert_eq!([enough - 1, enough].map(|cores| lanes(&cluster, &host, cores)), [0, LANES]);
         cluster.data.lanes = Some(1);
         assert_eq!(lanes(&cluster, &host, 2), 1, "the file says so");

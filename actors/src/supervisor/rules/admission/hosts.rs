@@ -31,7 +31,8 @@ impl HostAdmission<'_> {
     /// What changes when a host takes new work again, or none, or gives what it has to others, by `deadline` if there is one.
     ///
     /// # Errors
-    /// [`JobError::LastHost`] when nobody else could take its work.
+    /// [`JobError::LastHost`] when nobody else could take its work; [`JobError::HostConflict`] when one that is to be removed is
+    /// there.
     pub fn schedule_host(
         &self,
         name: &str,
@@ -50,9 +51,33 @@ impl HostAdmission<'_> {
             return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
         }
         let record = self.hosts.at(host);
+        if scheduling == Scheduling::Removed && record.connection.is_some() {
+            let message = format!("{name} is there; `asterism host drain {name}`, end its process, and remove it then");
+            return Err(JobError::HostConflict { message });
+        }
         let change = record::kept(record, &KeptHost { scheduling, ..record.kept.clone() });
         let deadline = deadline.map(|deadline| self.now + deadline);
         Ok(Decided::new(self.now, vec![change], Effect::Schedule(host, scheduling, deadline)))
+    }
+
+    /// What changes when a host is to end, by `deadline`, and to be started again.
+    ///
+    /// # Errors
+    /// [`JobError::HostConflict`] when it is being started, or is not there and its node is not either.
+    pub fn restart_host(&self, name: &str, deadline: Duration) -> Result<Decided, JobError> {
+        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
+        let record = self.hosts.at(host);
+        let conflict = |message: String| Err(JobError::HostConflict { message });
+        if record.connection.is_some() && !record.is_up() {
+            return conflict(format!("{name} is being started; wait until it is ready"));
+        }
+        if !record.is_up() && self.hosts.node_of(host).is_none() {
+            let node = &record.spec.node;
+            return conflict(format!(
+                "{name} is not there, and neither is node {node}, which would start it; start that"
+            ));
+        }
+        Ok(Decided::new(self.now, Vec::new(), Effect::Restart(host, self.now + deadline)))
     }
 
     /// What changes when a spare gets the place of a host that is dead or takes no work, for good.

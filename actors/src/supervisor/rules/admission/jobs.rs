@@ -103,7 +103,9 @@ impl AdmissionControl<'_> {
     fn facts(&self, prepared: &PreparedJob, context: &PreparedContext) -> (JobFacts, usize) {
         let refreshed_tokens =
             prepared.question.refresh_order.as_ref().map_or(0, |refresh_order| refresh_order.refresh.tokens());
-        let context_tokens = context.plan.context_tokens;
+        let (question, scored_tokens) = (&prepared.question, prepared.question.choice.scored_tokens());
+        // A prompt that is nothing but a question sees no context, though there has to be one.
+        let context_tokens = if question.is_alone() { 0 } else { context.plan.context_tokens };
         let (session, cached) = match &prepared.source {
             Source::Session(name) => (Some(name.clone()), context_tokens.saturating_sub(refreshed_tokens)),
             Source::Context(_) => (None, 0),
@@ -117,7 +119,8 @@ impl AdmissionControl<'_> {
             session,
             template_date: context.template_date,
             context_tokens,
-            query_tokens: prepared.question.query_ids.len(),
+            query_tokens: question.query_ids.len() + scored_tokens,
+            scored_tokens,
             refreshed_tokens,
             labels: prepared.labels.clone(),
         };

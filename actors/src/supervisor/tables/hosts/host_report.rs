@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_transport::Endpoint;
 
-use crate::{api::DataLinks, messages::LinkReport, metric};
+use crate::{
+    api::DataLinks,
+    messages::{AnswerReading, LinkReport},
+    metric,
+};
 
 /// A host's name, and where others reach it.
 pub type Address = (String, Vec<Endpoint>);
@@ -26,6 +30,8 @@ pub struct HostReport {
     pub clock_offset_s: Option<f64>,
     /// Its links to other hosts that are up.
     pub data_links: Vec<DataLinks>,
+    /// What it had answered by then.
+    pub answered: AnswerReading,
 }
 
 impl HostReport {
@@ -36,6 +42,7 @@ impl HostReport {
             threads: (report.process.computing > 0).then_some(report.process.computing),
             clock_offset_s: (report.unix_s > 0.0 && apart.is_finite()).then_some(apart),
             data_links: data_links(report),
+            answered: report.answered,
         }
     }
 }

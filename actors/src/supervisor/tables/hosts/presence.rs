@@ -3,8 +3,16 @@
 use std::time::Duration;
 
 use super::{HostRecord, Hosts, judge::SilentPeriod};
-use crate::{api::HostHealth, cluster_event::ClusterEventKind, messages::Condition};
+use crate::{
+    api::{HostHealth, Role, Scheduling},
+    cluster_event::ClusterEventKind,
+    messages::Condition,
+    supervisor::config::Recovery,
+};
 
+/// How long shards wait for a host whose process is started, and for one that loads its model.
+const STARTED_WITHIN: Duration = Duration::from_secs(10);
+const LOADED_WITHIN: Duration = Duration::from_secs(60);
 /// Longest silence that waiting for memory excuses, a host's own or the supervisor's.
 pub const STARVED: Duration = Duration::from_secs(60);
 
@@ -73,6 +81,27 @@ impl Hosts {
             let known = host.health == HostHealth::Starting && host.kept.incarnation > 0;
             known && (node || over(began.max(starved), all))
         })
+    }
+
+    /// Whether shards that have no host wait for context hosts that are being started: as long as more of these come than are there,
+    /// and for a bounded time, so that those that are there first do not take all of it for good.
+    pub fn awaits_return(&self, now: Duration, recovery: Recovery) -> bool {
+        let own = |host: &&HostRecord| {
+            host.rank(Role::Context, recovery) == Some(0) && host.kept.scheduling == Scheduling::Open
+        };
+        let there = self.records.iter().filter(own).filter(|host| host.takes_work()).count();
+        there < self.records.iter().filter(own).filter(|host| self.is_coming(host, now)).count()
+    }
+
+    /// Whether a host is known to be started, and has not been for too long.
+    pub fn is_coming(&self, host: &HostRecord, now: Duration) -> bool {
+        let within = |since: Duration, most: Duration| now.saturating_sub(since) < most;
+        match host.health {
+            HostHealth::Starting => host.kept.incarnation > 0 && within(self.began, STARTED_WITHIN),
+            HostHealth::Loading => host.coming_since.is_some_and(|since| within(since, LOADED_WITHIN)),
+            HostHealth::Dead => host.coming_since.is_some_and(|since| within(since, STARTED_WITHIN)),
+            HostHealth::Ready | HostHealth::Suspect => false,
+        }
     }
 
     /// Notes how a node sees a host's process. A suspect that is starved is busy.

@@ -90,8 +90,9 @@ template <class T, int V> __device__ void split_rotate(const Rotation& r) {
     float *cosines = angles, *sines = angles + half;
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
         sincosf(__fmul_rn((float)r.positions[token], r.inv_freq[i]), sines + i, cosines + i);
-        sines[i] = __fmul_rn(sines[i], r.factor);
-        cosines[i] = __fmul_rn(cosines[i], r.factor);
+        float factor = r.inv_freq[i] == 0.f ? 1.f : r.factor;
+        sines[i] = __fmul_rn(sines[i], factor);
+        cosines[i] = __fmul_rn(cosines[i], factor);
     }
     __syncthreads();
     const T* from = (const T*)r.qkv + (size_t)token * heads * r.dim;

@@ -173,6 +173,7 @@ impl PulsarConfig {
         summarize: impl FnOnce(&[Range<usize>]) -> Vec<Summary>,
     ) -> Result<Plan, PlanError> {
         self.check()?;
+        self.check_windows(request)?;
         let (context, shared) = (request.context, self.is_shared(request)?);
         let (blocks, hosts) = self.dealt(request, shared)?;
         let summaries = summarize(&blocks);
@@ -306,7 +307,9 @@ impl PulsarConfig {
     /// What questions to a session get anew: nothing where one block has all keys, where keys stand elsewhere than their
     /// tokens, or where the rule is a published one.
     fn refresh(&self, request: &PlanRequest, blocks: usize) -> Option<RefreshRule> {
-        let (session, suits) = (request.query.is_empty(), !self.keep_summary_kv && self.positions == Positions::Sparse);
+        let (session, sparse) = (request.query.is_empty(), self.positions == Positions::Sparse);
+        // Fresh keys stand at scattered positions, which no window is known to reach.
+        let suits = !self.keep_summary_kv && sparse && !request.shape.has_windows();
         let tokens = self.refresh_tokens.unwrap_or_else(|| {
             let share = (REFRESH_SHARE * request.context.len() as f64) as usize;
             let wanted = self.heuristic == Heuristic::QueryAware;
@@ -315,6 +318,16 @@ impl PulsarConfig {
         let chunk_tokens = self.chunk_tokens.unwrap_or(SummaryRule::query_aware().chunk_tokens);
         let rule = RefreshRule { sink_tokens: self.sink_tokens, chunk_tokens, tokens };
         (session && suits && blocks > 1 && tokens >= chunk_tokens).then_some(rule)
+    }
+
+    /// Rows of layers with windows see keys by their positions, which are those of the context and follow each other.
+    fn check_windows(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        let (other, advice) = ("a model whose layers have windows", "leave it out");
+        match (request.shape.has_windows(), self.keep_summary_kv, self.positions) {
+            (true, true, _) => Err(PlanError::Conflict { option: "keep_summary_kv", other, advice }),
+            (true, _, Positions::Contiguous) => Err(PlanError::Conflict { option: "positions", other, advice }),
+            _ => Ok(()),
+        }
     }
 
     fn check(&self) -> Result<(), PlanError> {
@@ -329,6 +342,7 @@ impl PulsarConfig {
         };
         let causal = self.local_attention == LocalAttention::Causal;
         match self.shared_prefix {
+            Some(true) if request.shape.has_windows() => conflict("a model whose layers have windows"),
             Some(true) if !causal => conflict("a local_attention that is not causal"),
             Some(true) if self.positions == Positions::Contiguous => conflict("contiguous positions"),
             Some(true) if self.keep_summary_kv => conflict("keep_summary_kv"),
@@ -336,6 +350,7 @@ impl PulsarConfig {
             None if self.grows(request.query) => Ok(false),
             typed => Ok(typed.unwrap_or(request.one_machine)
                 && causal
+                && !request.shape.has_windows()
                 && self.positions == Positions::Sparse
                 && !self.keep_summary_kv),
         }

@@ -177,12 +177,14 @@ impl StarConfig {
             Err(PlanError::Conflict { option, other, advice })
         };
         let possible = self.local_attention == LocalAttention::Causal
+            && !request.shape.has_windows()
             && self.anchor_position == AnchorPosition::First
             && self.anchor_content == AnchorContent::First;
         match self.shared_prefix {
             Some(true) if self.local_attention != LocalAttention::Causal => {
                 conflict("a local_attention that is not causal")
             }
+            Some(true) if request.shape.has_windows() => conflict("a model whose layers have windows"),
             Some(true) if !possible => conflict("an anchor that is not the head of the context"),
             typed => Ok(typed.unwrap_or(request.one_machine) && possible && self.anchor_tokens != Some(0)),
         }

@@ -91,6 +91,9 @@ const SAID = {
   host_suspect: (e) => `host ${e.host} is suspect, silent for ${e.silent_s.toFixed(2)} s: ${e.cause}`,
   host_back: (e) => `host ${e.host} is heard again after ${e.silent_s.toFixed(2)} s`,
   host_lost: (e) => `host ${e.host} is lost (${e.reason}): ${e.cause}`,
+  host_left: (e) => `host ${e.host} ended, as it was asked to`,
+  host_slow: (e) => `host ${e.host} is slow: ${e.work} takes it ${e.times.toFixed(1)} times as long as ${e.than}`,
+  host_no_longer_slow: (e) => `host ${e.host} is no longer slow`,
   host_scheduled: (e) => `host ${e.host} is ${e.scheduling}`,
   host_replaced: (e) => `host ${e.spare} takes the place of ${e.host}`,
   numerics_mixed: (e) => `${e.what} has hosts whose results differ: ${e.host}`,
@@ -186,7 +189,7 @@ const named = (id) => (DRAWN.test(id) ? { of: made("abbr", { title: id }, `${id.
 
 function showHosts(hosts, progress) {
   fill(at("hosts"), hosts.map((host) => {
-    const scheduling = host.scheduling === "open" ? "" : `, ${host.scheduling}`;
+    const scheduling = (host.scheduling === "open" ? "" : `, ${host.scheduling}`) + (host.slow ? ", slow" : "");
     const now = progress.get(host.name);
     return [host.name, host.role, { of: host.health + scheduling, style: host.health }, { of: now ? bar(host.name, now) : "" },
       number(bytes(host.kv_bytes)), number(host.shards), number(host.restarts), host.device, host.node];

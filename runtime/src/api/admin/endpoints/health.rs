@@ -25,6 +25,7 @@ pub async fn live(state: Data<AdminState>) -> impl Responder {
     response.insert_header(ContentType::plaintext()).body(stated)
 }
 
+/// Whether a job would be planned and answered now. Hosts that are missing are named in any case.
 #[get("/readyz")]
 pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Responder {
     let Ok(cluster) = state.topology().await else {
@@ -32,8 +33,9 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
         return stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n");
     };
     let mut body = String::new();
-    if request.query_string().split('&').any(|part| part.split('=').next() == Some("verbose")) {
-        for host in &cluster.hosts {
+    let verbose = request.query_string().split('&').any(|part| part.split('=').next() == Some("verbose"));
+    for host in &cluster.hosts {
+        if verbose || host.health != HostHealth::Ready {
             let mark = if host.health == HostHealth::Ready { '+' } else { '-' };
             let health = format!("{:?}", host.health).to_lowercase();
             let cause = host.explained().map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -41,7 +43,7 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
         }
     }
     let closed = state.supervisor.admission_gate().closed();
-    let ready = cluster.ready && closed.is_none();
+    let ready = cluster.answers && closed.is_none();
     match closed {
         Some(AdmissionClosed::Wrong(cause)) => body += &format!("self-test: {cause}\n"),
         Some(AdmissionClosed::Untested) => body += "self-test: not passed yet\n",
@@ -54,8 +56,10 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
 
 #[get("/metrics")]
 pub async fn scrape(state: Data<AdminState>) -> impl Responder {
+    let mut removed = Vec::new();
     if let Ok(cluster) = state.supervisor.cluster().await {
         metric::record_cluster(&cluster);
+        removed = cluster.removed;
     }
-    HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(metrics::render())
+    HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(metrics::render(&removed))
 }

@@ -1,4 +1,4 @@
-//! `/api/v1/hosts`: list, look, cordon, uncordon, drain, replace.
+//! `/api/v1/hosts`: list, look, cordon, uncordon, drain, restart, remove, replace.
 
 use std::time::Duration;
 
@@ -9,9 +9,12 @@ use actix_web::{
 use asterism_actors::api::{HostHealth, HostStatus, Role, Scheduling, bounds};
 
 use crate::api::{
-    admin::{AdminState, Drain, Replacement, lists::ListQuery},
+    admin::{AdminState, Drain, Replacement, Restart, lists::ListQuery},
     http::{body::intake::Body, error::Refusal},
 };
+
+/// How long a host that is restarted may take to give away what it has, where nobody says.
+const RESTART_WITHIN: Duration = Duration::from_secs(60);
 
 #[get("/hosts")]
 pub async fn list(state: Data<AdminState>, listing: Query<ListQuery>) -> Result<impl Responder, Refusal> {
@@ -42,11 +45,27 @@ pub async fn uncordon(state: Data<AdminState>, name: Path<String>) -> Result<imp
     schedule(&state, &name, Scheduling::Open, None).await
 }
 
+#[post("/hosts/{name}/remove")]
+pub async fn remove(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
+    schedule(&state, &name, Scheduling::Removed, None).await
+}
+
 #[post("/hosts/{name}/drain")]
 pub async fn drain(state: Data<AdminState>, name: Path<String>, body: Body<Drain>) -> Result<impl Responder, Refusal> {
     let seconds = body.0.deadline_s;
     let deadline = seconds.map(|seconds| bounds::seconds_or_none("deadline_s", seconds)).transpose()?;
     schedule(&state, &name, Scheduling::Draining, deadline).await
+}
+
+#[post("/hosts/{name}/restart")]
+pub async fn restart(
+    state: Data<AdminState>,
+    name: Path<String>,
+    body: Body<Restart>,
+) -> Result<impl Responder, Refusal> {
+    let seconds = body.0.deadline_s;
+    let deadline = seconds.map(|seconds| bounds::seconds_or_none("deadline_s", seconds)).transpose()?;
+    Ok(Json(state.supervisor.restart_host(&name, deadline.unwrap_or(RESTART_WITHIN)).await?))
 }
 
 #[post("/hosts/{name}/replace")]

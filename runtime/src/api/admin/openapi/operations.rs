@@ -8,7 +8,10 @@ use schemars::JsonSchema;
 
 use super::schema::{Make, schema};
 use crate::{
-    api::admin::{Drain, Extension, Joining, Replacement, Submitted, Token, bodies::Stopping},
+    api::admin::{
+        Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
+        bodies::{Copied, Stopping},
+    },
     observe::version::Version,
 };
 
@@ -101,7 +104,7 @@ const PROBE: ResponseSchema = ResponseSchema::Text { kind: PLAIN, statuses: &["2
 /// All of it.
 pub const OPERATIONS: &[Operation] = &[
     get("/livez", ("live", "Whether the supervisor goes on."), PROBE),
-    get("/readyz", ("ready", "Whether every host is ready."), PROBE),
+    get("/readyz", ("ready", "Whether a job would be answered now."), PROBE),
     get("/metrics", ("metrics", "Metrics in Prometheus' text format."), text(PLAIN)),
     get("/", ("console", "The console."), text("text/html")),
     get("/console.css", ("console_style", "The console's style."), text("text/css")),
@@ -139,6 +142,18 @@ pub const OPERATIONS: &[Operation] = &[
         "/api/v1/hosts/{name}/drain",
         ("drain_host", "Moves what a host holds to others."),
         may_take::<Drain>(),
+        response_schema::<HostStatus>(),
+    ),
+    post(
+        "/api/v1/hosts/{name}/restart",
+        ("restart_host", "Has a host give away what it has, end, and be started again."),
+        may_take::<Restart>(),
+        response_schema::<HostStatus>(),
+    ),
+    post(
+        "/api/v1/hosts/{name}/remove",
+        ("remove_host", "Says that a host will not come back; `uncordon` takes it in again."),
+        None,
         response_schema::<HostStatus>(),
     ),
     post(
@@ -188,6 +203,12 @@ pub const OPERATIONS: &[Operation] = &[
         accepts::<LinksReport>(),
     ),
     get("/api/v1/links", ("show_links", "What links were measured to take."), response_schema::<LinksReport>()),
+    post(
+        "/api/v1/backup",
+        ("copy_journal", "Writes a copy of the journal beside it, as it is between two changes."),
+        None,
+        response_schema::<Copied>(),
+    ),
     get("/api/v1/topology", ("topology", "The cluster and its hosts."), response_schema::<ClusterStatus>()),
     get(
         "/api/v1/events",

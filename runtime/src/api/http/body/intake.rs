@@ -247,7 +247,16 @@ fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
     if got.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(Refusal::media_type(got)) }
 }
 
+/// What some editors write before a text, and JSON does not have.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A text without the byte order mark at its front.
+pub fn unmarked(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
 fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    let bytes = unmarked(bytes);
     serde_json::from_slice(bytes).map_err(|error| {
         let field = field::at_fault(bytes, &error);
         error::no_request(field.as_deref(), &error.to_string())

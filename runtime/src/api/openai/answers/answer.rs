@@ -10,7 +10,7 @@ use asterism_actors::{
 };
 
 use super::{
-    completion_events::ChatVoice,
+    completion_events::{ChatVoice, StreamUsage},
     connection::ClientConnection,
     running::RunningJob,
     stream,
@@ -29,17 +29,27 @@ pub async fn give(
     mut asked: ParsedRequest,
     share: CapacityShare,
 ) -> Checked<HttpResponse> {
-    asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
     let client = ClientConnection::of(request);
-    let streamed = asked.stream;
+    asked = owned(asked, request);
+    let (streamed, shape) = (asked.stream, std::mem::take(&mut asked.shape));
     let operation = if kind == RequestKind::Chat { "chat" } else { "text_completion" };
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
-    drop(share);
-    let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
+    // A prompt that is told again is kept meanwhile.
+    let _kept = if shape.echo.is_some() { Some(share) } else { None };
+    let tells_prompt = shape.echo.is_some();
+    let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model()).of_choice(0, shape);
     match streamed {
         Some(streamed) => {
-            let voice = ChatVoice::new(head, streamed.usage);
+            let (mut so_far, mut scored) = (None, 0);
+            if streamed.usage_so_far || tells_prompt {
+                let status =
+                    state.supervisor.status(&running.id).await.map_err(|error| refusal::of_job(error, text))?;
+                so_far = streamed.usage_so_far.then_some(status.context_tokens + status.query_tokens);
+                scored = status.scored_tokens;
+            }
+            let usage = StreamUsage { at_end: streamed.usage, so_far, shared: None };
+            let voice = ChatVoice::new(head, usage, scored);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }
         None => {
@@ -47,6 +57,12 @@ pub async fn give(
             charged::json(request, weight(&status), || head.whole(&status)).await
         }
     }
+}
+
+/// A request with the key that asks it.
+pub fn owned(mut asked: ParsedRequest, request: &HttpRequest) -> ParsedRequest {
+    asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
+    asked
 }
 
 /// A text in an answer, and a token with how likely it was, in bytes while the answer is built.

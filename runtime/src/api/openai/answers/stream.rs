@@ -8,7 +8,7 @@ use asterism_actors::{
     supervisor::Listener,
 };
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use tokio::time::{Instant, sleep};
 
 use super::{connection::ClientConnection, running::RunningJob};
@@ -24,7 +24,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub trait StreamFormat {
     /// What comes first.
     fn opening(&mut self) -> Vec<Bytes>;
-    /// More of the answer: a token, the text that it completes, and how likely it was where that is known.
+    /// More of the answer: a token, the text that it completes if any, and how likely it was where that is known.
     fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes>;
     /// How far the context is encoded.
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes>;
@@ -50,21 +50,36 @@ struct AnswerStream {
 
 /// Streams what a job says to its client.
 pub fn answer(
+    job: (RunningJob, Listener),
+    client: ClientConnection,
+    voice: (Box<dyn StreamFormat>, Streamed),
+) -> HttpResponse {
+    events(pieces(job, client, voice))
+}
+
+/// The pieces of what a job says to its client.
+pub fn pieces(
     (running, listener): (RunningJob, Listener),
     client: ClientConnection,
     (mut voice, says): (Box<dyn StreamFormat>, Streamed),
-) -> HttpResponse {
+) -> impl Stream<Item = StreamPiece> {
     let (ready, began) = (voice.opening().into(), Instant::now());
     let reported = AnswerStream { running, listener, client, voice, says, began, ready, has_ended: false };
+    stream::unfold(reported, next)
+}
+
+/// Pieces as server-sent events.
+pub fn events(pieces: impl Stream<Item = StreamPiece> + 'static) -> HttpResponse {
     HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         // A proxy that gathers what it passes on would hold tokens up.
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(stream::unfold(reported, next))
+        .streaming(pieces)
 }
 
-type StreamPiece = Result<Bytes, Infallible>;
+/// A piece of a stream.
+pub type StreamPiece = Result<Bytes, Infallible>;
 
 async fn next(mut reported: AnswerStream) -> Option<(StreamPiece, AnswerStream)> {
     loop {
@@ -85,9 +100,7 @@ async fn next(mut reported: AnswerStream) -> Option<(StreamPiece, AnswerStream)>
 impl AnswerStream {
     fn on_job_event(&mut self, event: Option<JobEvent>) {
         let stated = match event {
-            Some(JobEvent::Token { id, text, logprobs }) if !text.is_empty() || logprobs.is_some() => {
-                self.voice.token(id, &text, logprobs.as_deref())
-            }
+            Some(JobEvent::Token { id, text, logprobs }) => self.voice.token(id, &text, logprobs.as_deref()),
             Some(JobEvent::Progress { hosts }) if self.says.progress => {
                 self.voice.progress(&hosts, self.began.elapsed().as_millis() as u64)
             }

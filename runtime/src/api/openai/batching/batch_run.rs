@@ -24,7 +24,10 @@ use tokio::{sync::watch, task::JoinSet, time::sleep};
 use super::files;
 pub use crate::api::openai::store::open::Open;
 use crate::api::{
-    http::{body::weight, error::Refusal},
+    http::{
+        body::{intake::unmarked, weight},
+        error::Refusal,
+    },
     openai::{
         ApiState, Checked,
         answers::{
@@ -32,7 +35,7 @@ use crate::api::{
             wire::{Head, RequestKind},
         },
         chat, completions, refusal,
-        requests::{ask::ParsedRequest, fields::Fields},
+        requests::{ask::ParsedRequest, fields::Fields, shape::AnswerShape},
         responses,
         store::{self, BATCH_PREFIX, Batch, BatchState, FILE_PREFIX, StoredFile},
     },
@@ -77,6 +80,9 @@ pub fn start(state: &ApiState, batch: Batch) {
         }
     });
 }
+
+/// How a line's job ended, and what is told of its answer.
+type Worded = (Checked<JobStatus>, AnswerShape);
 
 /// What became of a line.
 enum LineOutcome {
@@ -152,7 +158,7 @@ impl BatchWork {
             Ok(()) => answers.append((line, is_good), &json),
             Err(full) => {
                 let refused = Err(files::full(&full));
-                let (_, answer) = self.worded(line, answer["custom_id"].clone(), refused);
+                let (_, answer) = self.worded(line, answer["custom_id"].clone(), (refused, AnswerShape::default()));
                 answers.append((line, false), &serde_json::to_vec(&answer)?)
             }
         }
@@ -168,25 +174,33 @@ impl BatchWork {
         };
         // All at once: lines that had some of what they take each would wait for each other.
         let mut share = intake.awaited(&self.holder, unread + structure).await;
-        let line = serde_json::from_slice(&self.lines.read(place).map_err(gone)?);
+        let line = serde_json::from_slice(unmarked(&self.lines.read(place).map_err(gone)?));
         share.shrink(unread);
         line.map(|line| (line, share))
             .map_err(|error| Refusal::invalid("body", format!("the line is no request: {error}")))
     }
 
     async fn asked(&self, body: Fields) -> Checked<ParsedRequest> {
-        match self.batch.endpoint.as_str() {
-            "/v1/chat/completions" => chat::parse_chat(&self.state, body).await,
-            "/v1/completions" => completions::parse_completion(&self.state, body).await,
-            _ => responses::parse_response(&self.state, body).await,
+        let asked = match self.batch.endpoint.as_str() {
+            "/v1/chat/completions" => chat::parse_chat(&self.state, body).await?,
+            "/v1/completions" => completions::parse_completion(&self.state, body).await?,
+            _ => responses::parse_response(&self.state, body).await?,
+        };
+        match (asked.choices, asked.more.len()) {
+            (1, 0) => Ok(asked),
+            (1, _) => Err(refusal::unsupported("prompt", "expected one prompt on a line of a batch")),
+            _ => Err(refusal::unsupported("n", "expected 1 on a line of a batch")),
         }
     }
 
     async fn line(self: Arc<Self>, place: LinePlace) -> LineOutcome {
-        let at = place.line;
+        let (at, mut shape) = (place.line, AnswerShape::default());
         let (id, reported) = match self.read(place).await {
             Ok((BatchLine { custom_id, body, .. }, share)) => match self.asked(body).await {
-                Ok(asked) => (custom_id, self.answer(at, asked, share).await),
+                Ok(asked) => {
+                    shape = asked.shape.clone();
+                    (custom_id, self.answer(at, asked, share).await)
+                }
                 Err(refused) => (custom_id, Some(Err(refused))),
             },
             Err(refused) if refused.code() == "disk_full" => return LineOutcome::Stopped,
@@ -196,18 +210,18 @@ impl BatchWork {
             None if *self.cancelled.borrow() => LineOutcome::Cancelled,
             None => LineOutcome::Stopped,
             Some(reported) => {
-                let (is_good, answer) = self.worded(at, id.into(), reported);
+                let (is_good, answer) = self.worded(at, id.into(), (reported, shape));
                 LineOutcome::Answered { line: at, is_good, answer }
             }
         }
     }
 
     /// The answer to a line as its client reads it, and whether it is one.
-    fn worded(&self, at: usize, custom_id: Value, reported: Checked<JobStatus>) -> (bool, Value) {
+    fn worded(&self, at: usize, custom_id: Value, (reported, shape): Worded) -> (bool, Value) {
         let digits = store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default();
         let (id, request) = (format!("batch_req_{digits}-{at}"), self.job_id(at));
         let (is_good, status, body) = match reported {
-            Ok(status) => (true, 200, self.object(&status)),
+            Ok(status) => (true, 200, self.object(&status, shape)),
             Err(refusal) => (false, refusal.status().as_u16(), json!(refusal.envelope(None))),
         };
         let response = json!({ "status_code": status, "request_id": request, "body": body });
@@ -218,8 +232,9 @@ impl BatchWork {
         format!("batch-{}-{at}", store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default())
     }
 
-    fn object(&self, status: &JobStatus) -> Value {
-        let head = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model()).whole(status);
+    fn object(&self, status: &JobStatus, shape: AnswerShape) -> Value {
+        let new = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model());
+        let head = |kind| new(kind).of_choice(0, shape).whole(status);
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(RequestKind::Chat),
             "/v1/completions" => head(RequestKind::Text),

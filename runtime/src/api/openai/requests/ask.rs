@@ -1,14 +1,20 @@
 //! What requests of this API have in common, whatever they ask about: how to answer. Reads no text.
 
-use asterism_actors::api::{JobRequest, Reuse, bounds};
-use asterism_models::Sampling;
+use asterism_actors::{
+    api::{JobRequest, Reuse, bounds},
+    supervisor::ModelFront,
+};
 use asterism_plan::MethodConfig;
 use serde::Deserialize;
 
-use super::fields::{self, Fields};
+use super::{
+    fields::{self, Fields},
+    form, sampling,
+    shape::AnswerShape,
+};
 use crate::api::{
     http::error::Refusal,
-    openai::{ApiState, Checked, refusal},
+    openai::{Checked, refusal},
 };
 
 /// Most tokens of an answer where a request does not say, and never more than this part of what the model takes.
@@ -19,6 +25,12 @@ const MOST_ANSWER_TOKENS: (usize, usize) = (1024, 4);
 pub struct ParsedRequest {
     /// What the job has beside its texts.
     pub job: JobRequest,
+    /// What is told of its answer.
+    pub shape: AnswerShape,
+    /// Further prompts that are answered with it.
+    pub more: Vec<(JobRequest, AnswerShape)>,
+    /// Answers to each prompt.
+    pub choices: usize,
     /// Whether the request says how long the answer may be.
     pub is_limited: bool,
     /// What is streamed, if anything.
@@ -30,6 +42,8 @@ pub struct ParsedRequest {
 pub struct Streamed {
     /// Tokens, at the end.
     pub usage: bool,
+    /// Tokens, with each piece.
+    pub usage_so_far: bool,
     /// How far the context is encoded, and hosts that were lost.
     pub progress: bool,
 }
@@ -38,6 +52,7 @@ pub struct Streamed {
 #[serde(default, deny_unknown_fields)]
 struct StreamOptions {
     include_usage: bool,
+    continuous_usage_stats: bool,
     /// Changes nothing that a client reads.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: bool,
@@ -52,8 +67,7 @@ enum Stops {
 
 impl ParsedRequest {
     /// Takes what is about the answer out of `fields`; those that are about the texts are out already.
-    pub fn take(mut fields: Fields, state: &ApiState) -> Checked<Self> {
-        let model = state.supervisor.model();
+    pub fn take(mut fields: Fields, model: &ModelFront) -> Checked<Self> {
         if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
             return Err(refusal::no_model(&asked, &model.name));
         }
@@ -62,7 +76,8 @@ impl ParsedRequest {
         let most = most_tokens(&mut fields)?;
         let (default, part) = MOST_ANSWER_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
-        job.sampling = sampling(&mut fields)?;
+        job.sampling = sampling::take(&mut fields)?;
+        job.sampling.constraint = form::take(&mut fields)?;
         job.stop = match fields.take("stop")? {
             Some(Stops::One(stop)) => vec![stop],
             Some(Stops::Many(stops)) => stops,
@@ -78,10 +93,33 @@ impl ParsedRequest {
         job.template_date = fields.take("template_date")?;
         let (streams, options) = (fields.take("stream")?.unwrap_or(false), fields.take("stream_options")?);
         let progress = fields.take("return_progress")?.unwrap_or(false);
-        let StreamOptions { include_usage: usage, .. } = options.unwrap_or_default();
-        let stream = streams.then_some(Streamed { usage, progress });
+        let StreamOptions { include_usage: usage, continuous_usage_stats: usage_so_far, .. } =
+            options.unwrap_or_default();
+        let stream = streams.then_some(Streamed { usage, usage_so_far, progress });
         fields.finish()?;
-        Ok(Self { job, is_limited: most.is_some(), stream })
+        let (shape, more) = Default::default();
+        Ok(Self { job, shape, more, choices: 1, is_limited: most.is_some(), stream })
+    }
+}
+
+/// Most answers to one prompt, and of one request.
+const MOST_CHOICES: usize = 16;
+const MOST_ANSWERS: usize = 128;
+
+/// How many answers are wanted to each of so many prompts.
+pub fn choices(fields: &mut Fields, prompts: usize) -> Checked<usize> {
+    let choices = fields.take("n")?.unwrap_or(1);
+    let best: Option<usize> = fields.take("best_of")?;
+    if !(1..=MOST_CHOICES).contains(&choices) {
+        return Err(Refusal::invalid("n", format!("n is {choices}, expected 1 to {MOST_CHOICES}")));
+    }
+    if choices * prompts > MOST_ANSWERS {
+        let message = format!("n is {choices} for {prompts} prompts, expected {MOST_ANSWERS} answers in all at most");
+        return Err(Refusal::invalid("n", message));
+    }
+    match best {
+        Some(best) if best != choices => Err(refusal::unsupported("best_of", "expected as many as n")),
+        _ => Ok(choices),
     }
 }
 
@@ -102,16 +140,6 @@ fn most_tokens(fields: &mut Fields) -> Checked<Option<usize>> {
     Ok(stated.map(|(_, most)| most))
 }
 
-fn sampling(fields: &mut Fields) -> Checked<Sampling> {
-    let Sampling { temperature, top_p, .. } = Sampling::default();
-    let temperature = fields.take("temperature")?.unwrap_or(temperature);
-    let top_p = fields.take("top_p")?.unwrap_or(top_p);
-    // Whoever names no seed wants another answer each time, where tokens are drawn at all.
-    let drawn = || if temperature > 0.0 { rand::random() } else { 0 };
-    let seed = fields.take::<i64>("seed")?.map_or_else(drawn, i64::cast_unsigned);
-    Ok(Sampling { temperature, top_p, seed })
-}
-
 fn attention(value: serde_json::Value) -> Checked<MethodConfig> {
     let method = fields::method(value)?;
     serde_json::from_value(method).map_err(|error| fields::wrong("attention", &error))
@@ -119,9 +147,10 @@ fn attention(value: serde_json::Value) -> Checked<MethodConfig> {
 
 #[cfg(test)]
 mod tests {
+    use asterism_models::{Checkpoint, TemplateSource};
     use serde_json::json;
 
-    use super::*;
+    use super::{super::known, *};
 
     fn fields(body: serde_json::Value) -> Fields {
         serde_json::from_value(body).expect("an object")
@@ -137,6 +166,27 @@ mod tests {
         assert_eq!(refused, "max_output_tokens is 0; ask for at least 1 token");
         let refused = most(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap_err().to_string();
         assert_eq!(refused, "max_tokens is 5 and max_completion_tokens is 6: they say the same, give one of them");
+    }
+
+    #[test]
+    fn as_many_answers_are_taken_as_there_may_be() {
+        let wanted = |body, prompts| choices(&mut fields(body), prompts).map_err(|refused| refused.to_string());
+        assert_eq!((wanted(json!({}), 128), wanted(json!({"n": 16, "best_of": 16}), 8)), (Ok(1), Ok(16)));
+        for (body, prompts) in
+            [(json!({"n": 0}), 1), (json!({"n": 17}), 1), (json!({"n": 2}), 65), (json!({"best_of": 2}), 1)]
+        {
+            assert!(wanted(body.clone(), prompts).is_err(), "{body} {prompts}");
+        }
+    }
+
+    #[test]
+    fn each_field_that_is_said_to_be_honoured_is_read() {
+        let front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
+        for (name, ..) in known::HONOURED.iter().filter(|(_, place, _)| *place == "all") {
+            let wrong = json!({ *name: [{"no": "such value"}] });
+            let refused = ParsedRequest::take(fields(wrong), &front).expect_err(name);
+            assert!(!["unknown_parameter", "unsupported_parameter"].contains(&refused.code()), "{name}: {refused}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::{
 use serde_json::{Value, json};
 
 use super::{
+    known::{HARMLESS, NEUTRAL, asks_for},
     message::Messages,
     once::{BoundedValue, Budget},
 };
@@ -19,34 +20,8 @@ use crate::api::{
     openai::{Checked, refusal},
 };
 
-/// Fields that clients send and that change nothing of an answer.
-const HARMLESS: &[&str] = &["parallel_tool_calls", "safety_identifier", "service_tier", "store", "user"];
-
-/// Fields that are taken with the one value that asks for nothing, and what to expect.
-const NEUTRAL: &[(&str, &[&str], &str)] = &[
-    ("n", &["1"], "expected 1; ask again for another answer"),
-    ("best_of", &["1"], "expected 1"),
-    ("logprobs", &["false"], "chats and completions alone tell probabilities"),
-    ("top_logprobs", &["0"], "chats and completions alone tell probabilities"),
-    ("echo", &["false"], "expected false"),
-    ("suffix", &["\"\""], "expected none"),
-    ("frequency_penalty", &["0", "0.0"], "expected 0"),
-    ("presence_penalty", &["0", "0.0"], "expected 0"),
-    ("logit_bias", &["{}"], "expected none"),
-    ("tools", &["[]"], "expected none"),
-    ("tool_choice", &["\"none\"", "\"auto\""], "there are no tools"),
-    ("functions", &["[]"], "expected none"),
-    ("function_call", &["\"none\"", "\"auto\""], "there are no functions"),
-    ("response_format", &["{\"type\":\"text\"}"], "answers are text"),
-    ("modalities", &["[\"text\"]"], "answers are text"),
-    ("reasoning_effort", &["\"none\""], "the model is asked as it is"),
-    ("text", &["{\"format\":{\"type\":\"text\"}}", "{}"], "answers are text"),
-    ("truncation", &["\"disabled\""], "nothing is left out of a context"),
-    ("include", &["[]"], "there is nothing more to tell"),
-    ("reasoning", &["{}"], "the model is asked as it is"),
-    ("verbosity", &["\"medium\""], "the model is asked as it is"),
-    ("prompt_cache_retention", &["\"in_memory\"", "\"in-memory\""], "create a session to keep a document"),
-];
+/// Most prompts of a completion.
+pub const MOST_PROMPTS: usize = 128;
 
 /// What a request says, by name.
 #[derive(Debug, Default)]
@@ -70,8 +45,8 @@ pub struct Fields {
 pub enum PromptInput {
     /// One.
     One(Prompt),
-    /// As many.
-    Many(usize),
+    /// Several.
+    Many(Vec<Prompt>),
 }
 
 impl Fields {
@@ -87,6 +62,15 @@ impl Fields {
         self.rest.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Takes a number out where it is 0; says whether it was.
+    pub fn take_zero(&mut self, name: &str) -> bool {
+        let is_zero = self.rest.get(name).and_then(Value::as_f64) == Some(0.0);
+        if is_zero {
+            self.rest.remove(name);
+        }
+        is_zero
+    }
+
     /// Refuses what is left, unless it asks for nothing.
     pub fn finish(self) -> Checked<()> {
         let unread = [("messages", self.messages.is_some()), ("input", self.input.is_some())];
@@ -96,7 +80,8 @@ impl Fields {
         for (name, value) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
             let (_, neutral, expected) =
                 NEUTRAL.iter().find(|(known, ..)| known == name).ok_or_else(|| refusal::unknown(name))?;
-            if !neutral.contains(&value.to_string().as_str()) {
+            let is_neutral = |known: &&str| serde_json::from_str(known).is_ok_and(|known| asks_for(value, &known));
+            if !neutral.iter().any(is_neutral) {
                 return Err(refusal::unsupported(name, expected));
             }
         }
@@ -165,20 +150,21 @@ impl<'de> Deserialize<'de> for PromptInput {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptInput, A::Error> {
-                let (mut ids, mut prompts, mut count) = (Vec::new(), None, 0);
+                let (mut ids, mut prompts) = (Vec::new(), Vec::new());
                 while let Some(element) = list.next_element()? {
                     match element {
                         Element::Id(id) => ids.push(id),
-                        Element::Prompt(prompt) => {
-                            prompts.get_or_insert(prompt);
-                            count += 1;
+                        Element::Prompt(_) if prompts.len() == MOST_PROMPTS => {
+                            return Err(A::Error::custom(format!("prompt has more than {MOST_PROMPTS} prompts")));
                         }
+                        Element::Prompt(prompt) => prompts.push(prompt),
                     }
                 }
-                match (prompts, count) {
-                    (None, _) => Ok(PromptInput::One(Prompt::Tokens(ids))),
-                    (Some(prompt), 1) if ids.is_empty() => Ok(PromptInput::One(prompt)),
-                    (Some(_), count) => Ok(PromptInput::Many(count + ids.len())),
+                match (ids.is_empty(), prompts.len()) {
+                    (_, 0) => Ok(PromptInput::One(Prompt::Tokens(ids))),
+                    (false, _) => Err(A::Error::custom("prompt has token ids beside texts or lists, expected either")),
+                    (true, 1) => Ok(PromptInput::One(prompts.remove(0))),
+                    _ => Ok(PromptInput::Many(prompts)),
                 }
             }
         }
@@ -257,9 +243,21 @@ mod tests {
         assert_eq!(prompt(json!(["a"])), PromptInput::One("a".into()));
         assert_eq!(prompt(json!([1, 2])), PromptInput::One(ids()));
         assert_eq!(prompt(json!([[1, 2]])), PromptInput::One(ids()));
-        assert_eq!(prompt(json!(["a", "b"])), PromptInput::Many(2));
-        assert_eq!(prompt(json!([[1], [2], [3]])), PromptInput::Many(3));
-        for wrong in [json!({"prompt": [-1]}), json!({"prompt": [1.5]}), json!({"prompt": {}}), json!([1])] {
+        assert_eq!(prompt(json!(["a", "b"])), PromptInput::Many(vec!["a".into(), "b".into()]));
+        assert_eq!(
+            prompt(json!([[1], [2]])),
+            PromptInput::Many(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2])])
+        );
+        let many = |count: usize| json!({ "prompt": vec!["a"; count] });
+        assert!(serde_json::from_value::<Fields>(many(MOST_PROMPTS)).is_ok());
+        for wrong in [
+            many(MOST_PROMPTS + 1),
+            json!({"prompt": ["a", 1]}),
+            json!({"prompt": [-1]}),
+            json!({"prompt": [1.5]}),
+            json!({"prompt": {}}),
+            json!([1]),
+        ] {
             assert!(serde_json::from_value::<Fields>(wrong.clone()).is_err(), "{wrong}");
         }
         for twice in [r#"{"seed": 1, "seed": 2}"#, r#"{"attention": {"method": "star", "method": "dense"}}"#] {
@@ -277,8 +275,11 @@ mod tests {
             ("logprobs", json!(false)),
             ("logprobs", json!(null)),
             ("tools", json!([])),
-            ("frequency_penalty", json!(0.0)),
-            ("response_format", json!({"type": "text"})),
+            ("reasoning", json!({"effort": null})),
+            ("length_penalty", json!(1.0)),
+            ("verbosity", json!("medium")),
+            ("skip_special_tokens", json!(true)),
+            ("chat_template_kwargs", json!({})),
             ("anything", json!(null)),
         ] {
             assert!(left(name, value.clone()).is_none(), "{name}: {value}");
@@ -288,8 +289,7 @@ mod tests {
             ("logprobs", json!(true), "unsupported_parameter"),
             ("logprobs", json!(5), "unsupported_parameter"),
             ("tools", json!([{"type": "function"}]), "unsupported_parameter"),
-            ("response_format", json!({"type": "json_object"}), "unsupported_parameter"),
-            ("top_k", json!(3), "unknown_parameter"),
+            ("temprature", json!(3), "unknown_parameter"),
         ] {
             assert_eq!(left(name, value.clone()).unwrap().code(), code, "{name}: {value}");
         }

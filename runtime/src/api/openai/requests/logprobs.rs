@@ -12,10 +12,11 @@ const LOGPROBS_OF_TEXT: u32 = 5;
 /// A token of an answer, and how likely it was.
 pub type TokenProbability<'a> = (u32, &'a TokenLogprobs);
 
-/// The tokens of an answer, where it is known how likely they were.
-pub fn token_probabilities(status: &JobStatus) -> Option<Vec<TokenProbability<'_>>> {
-    let known = !status.logprobs.is_empty();
-    known.then(|| status.tokens.iter().copied().zip(&status.logprobs).collect())
+/// The tokens of a prompt and of an answer, where it is known how likely they were.
+pub fn token_probabilities(status: &JobStatus) -> (Vec<TokenProbability<'_>>, Vec<TokenProbability<'_>>) {
+    let mut prompt: Vec<TokenProbability<'_>> = status.tokens.iter().copied().zip(&status.logprobs).collect();
+    let answer = prompt.split_off(status.scored_tokens.min(prompt.len()));
+    (prompt, answer)
 }
 
 /// What a chat asks for: `logprobs` says whether, `top_logprobs` how many beside each token.
@@ -38,12 +39,20 @@ pub fn of_text_asked(fields: &mut Fields) -> Checked<Option<u32>> {
     }
 }
 
+/// How many are told beside each token of the prompt.
+pub fn of_prompt_asked(fields: &mut Fields) -> Checked<Option<u32>> {
+    match fields.take("prompt_logprobs")? {
+        Some(most) if most > TOP_LOGPROBS => Err(too_many("prompt_logprobs", most, TOP_LOGPROBS)),
+        wanted => Ok(wanted),
+    }
+}
+
 fn too_many(name: &str, got: u32, most: u32) -> Refusal {
     Refusal::invalid(name, format!("{name} is {got}, expected 0 to {most}"))
 }
 
 /// `logprobs` of a chat's choice.
-pub fn of_chat(stated: &[TokenProbability<'_>], bytes: impl Fn(u32) -> Vec<u8>) -> Value {
+pub fn of_chat((stated, most): (&[TokenProbability<'_>], u32), bytes: impl Fn(u32) -> Vec<u8>) -> Value {
     let entry = |id: u32, logprob: f32| {
         let bytes = bytes(id);
         json!({ "token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes })
@@ -52,31 +61,93 @@ pub fn of_chat(stated: &[TokenProbability<'_>], bytes: impl Fn(u32) -> Vec<u8>) 
         .iter()
         .map(|(id, TokenLogprobs { logprob, top })| {
             let mut token = entry(*id, *logprob);
-            token["top_logprobs"] = top.iter().map(|TopLogprob { id, logprob }| entry(*id, *logprob)).collect();
+            token["top_logprobs"] =
+                top.iter().take(most as usize).map(|TopLogprob { id, logprob }| entry(*id, *logprob)).collect();
             token
         })
         .collect();
     json!({ "content": content, "refusal": null })
 }
 
-/// `logprobs` of a completion's choice; `reported`: characters of the tokens before these.
-pub fn of_text(stated: &[TokenProbability<'_>], bytes: impl Fn(u32) -> Vec<u8>, reported: &mut usize) -> Value {
+/// Where the tokens of a text begin, in characters: one that ends within a character stands where that begins.
+#[derive(Clone, Debug, Default)]
+pub struct TextOffset {
+    characters: usize,
+    /// Bytes of a character that is not there yet.
+    begun: Vec<u8>,
+}
+
+impl TextOffset {
+    /// Where a token of these bytes begins.
+    pub fn next(&mut self, bytes: &[u8]) -> usize {
+        let at = self.characters;
+        self.begun.extend_from_slice(bytes);
+        loop {
+            match std::str::from_utf8(&self.begun) {
+                Ok(text) => {
+                    self.characters += text.chars().count();
+                    self.begun.clear();
+                    return at;
+                }
+                Err(error) => {
+                    let whole = error.valid_up_to();
+                    let text = std::str::from_utf8(&self.begun[..whole]).unwrap_or_default();
+                    self.characters += text.chars().count();
+                    // What can become no character is replaced by one.
+                    let wrong = error.error_len();
+                    self.characters += usize::from(wrong.is_some());
+                    self.begun.drain(..whole + wrong.unwrap_or(0));
+                    if wrong.is_none() {
+                        return at;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `logprobs` of a completion's choice; `first`: a token that nothing tells the probability of.
+pub fn of_text(
+    first: Option<u32>,
+    (stated, most): (&[TokenProbability<'_>], u32),
+    bytes: impl Fn(u32) -> Vec<u8>,
+    reported: &mut TextOffset,
+) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&bytes(id)).into_owned();
     let (mut tokens, mut offsets, mut logprobs, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    if let Some(id) = first {
+        offsets.push(reported.next(&bytes(id)));
+        tokens.push(text(id));
+        logprobs.push(None);
+        tops.push(None);
+    }
     for (id, TokenLogprobs { logprob, top }) in stated {
         let token = text(*id);
         let mut beside = Map::new();
         // The likelier of tokens of the same text; the token itself is always there.
-        for (id, logprob) in top.iter().map(|top| (top.id, top.logprob)).chain([(*id, *logprob)]) {
+        for (id, logprob) in top.iter().take(most as usize).map(|top| (top.id, top.logprob)).chain([(*id, *logprob)]) {
             beside.entry(text(id)).or_insert_with(|| logprob.into());
         }
-        offsets.push(*reported);
-        *reported += token.chars().count();
+        offsets.push(reported.next(&bytes(*id)));
         tokens.push(token);
-        logprobs.push(*logprob);
-        tops.push(beside);
+        logprobs.push(Some(*logprob));
+        tops.push(Some(beside));
     }
     json!({ "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
+}
+
+/// `prompt_logprobs`, as vLLM tells them: nothing of the first token, and of each other its own and the likeliest at its place.
+pub fn of_prompt(stated: &[TokenProbability<'_>], most: usize, bytes: impl Fn(u32) -> Vec<u8>) -> Value {
+    let of = |id: u32, logprob: f32, rank: Option<usize>| {
+        let text = String::from_utf8_lossy(&bytes(id)).into_owned();
+        (id.to_string(), json!({ "logprob": logprob, "rank": rank, "decoded_token": text }))
+    };
+    let token = |(id, TokenLogprobs { logprob, top }): &TokenProbability<'_>| {
+        let rank = top.iter().position(|top| top.id == *id).map(|place| place + 1);
+        let likeliest = top.iter().take(most).enumerate().map(|(place, top)| of(top.id, top.logprob, Some(place + 1)));
+        Value::Object([of(*id, *logprob, rank)].into_iter().chain(likeliest).collect())
+    };
+    [Value::Null].into_iter().chain(stated.iter().map(token)).collect()
 }
 
 #[cfg(test)]
@@ -89,6 +160,16 @@ mod tests {
 
     fn likely(logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
         TokenLogprobs { logprob, top: top.iter().map(|&(id, logprob)| TopLogprob { id, logprob }).collect() }
+    }
+
+    #[test]
+    fn of_a_prompt_the_first_token_is_not_told() {
+        let (second, third) = (likely(-0.5, &[(3, -0.25), (0, -0.5)]), likely(-7.0, &[(2, -1.0)]));
+        let told = of_prompt(&[(0, &second), (3, &third)], 1, bytes);
+        assert_eq!(told[0], Value::Null);
+        assert_eq!(told[1]["0"], json!({"logprob": -0.5, "rank": 2, "decoded_token": " a"}));
+        assert_eq!((told[1]["3"]["rank"].as_u64(), told[2].as_object().unwrap().len()), (Some(1), 2));
+        assert_eq!(told[2]["3"]["rank"], Value::Null);
     }
 
     fn bytes(id: u32) -> Vec<u8> {
@@ -122,7 +203,7 @@ mod tests {
     fn a_chat_tells_bytes_and_a_completion_where_tokens_begin() {
         let (first, half, rest) = (likely(-0.5, &[(3, -0.25)]), likely(-1.0, &[]), likely(-2.0, &[(2, -2.0)]));
         let stated = [(0, &first), (1, &half), (2, &rest)];
-        let chat = of_chat(&stated, bytes);
+        let chat = of_chat((&stated, 20), bytes);
         assert_eq!(
             chat["content"][0],
             json!({
@@ -131,10 +212,15 @@ mod tests {
             })
         );
         assert_eq!(chat["content"][1]["bytes"], json!([0xe2, 0x82]));
-        let mut reported = 0;
-        let text = of_text(&stated[..2], bytes, &mut reported);
+        let mut reported = TextOffset::default();
+        let text = of_text(None, (&stated[..2], 5), bytes, &mut reported);
         assert_eq!(text["text_offset"], json!([0, 2]));
         assert_eq!(text["top_logprobs"][0], json!({"é": -0.25, " a": -0.5}));
-        assert_eq!(of_text(&stated[2..], bytes, &mut reported)["text_offset"], json!([3]));
+        assert_eq!(
+            of_text(None, (&stated[2..], 5), bytes, &mut reported)["text_offset"],
+            json!([2]),
+            "within a character"
+        );
+        assert_eq!(of_text(Some(3), (&[], 5), bytes, &mut reported)["text_offset"], json!([3]), "behind it");
     }
 }

@@ -1,12 +1,15 @@
-//! Messages of a conversation as they are written in JSON: who speaks and the text, and nothing else of them is kept. Decides
+//! Messages of a conversation as they are written in JSON: who speaks, the text and calls of tools, and nothing else of them is kept. Decides
 //! on no order.
 
 use std::fmt;
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value;
+
+use super::once::{BoundedValue, Budget};
 
 /// Most messages of a conversation.
 const MOST_MESSAGES: usize = 65_536;
@@ -22,7 +25,56 @@ pub struct Message {
     pub role: Option<Word>,
     /// What it says.
     pub content: Content,
+    /// Tools that it calls, or the one that an item is the call of.
+    pub calls: Vec<CallIn>,
+    /// The call that it answers: `tool_call_id`, or `call_id` of an item.
+    pub call_id: Option<String>,
+    /// `name`.
+    pub name: Option<String>,
+    /// `arguments` of an item.
+    pub arguments: Option<String>,
+    /// `output` of an item.
+    pub output: Content,
 }
+
+/// A call as it is written.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct CallIn {
+    /// Its id.
+    pub id: Option<String>,
+    /// Whom it calls.
+    pub function: FunctionIn,
+}
+
+/// A function that is called.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct FunctionIn {
+    /// Name.
+    pub name: String,
+    /// Arguments, as JSON.
+    pub arguments: ArgumentsIn,
+}
+
+/// Arguments as JSON, written as a text or as what they are.
+#[derive(Debug, Default, PartialEq)]
+pub struct ArgumentsIn(pub String);
+
+impl<'de> Deserialize<'de> for ArgumentsIn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = BoundedValue(&Budget::of_values(MOST_ARGUMENTS)).deserialize(deserializer)?;
+        Ok(Self(match value {
+            Value::String(text) => text,
+            Value::Null => String::new(),
+            value => value.to_string(),
+        }))
+    }
+}
+
+/// Most calls of a message, and values in the arguments of one.
+const MOST_CALLS: usize = 128;
+const MOST_ARGUMENTS: usize = 16_384;
 
 /// A text of which some are known: none of those is longer.
 pub type Word = String;
@@ -105,18 +157,42 @@ impl<'de> Deserialize<'de> for Begun {
 
 /// The keys of a message and of its parts that are looked at.
 #[derive(Deserialize, Clone, Copy, PartialEq)]
-#[serde(field_identifier, rename_all = "lowercase")]
+#[serde(field_identifier, rename_all = "snake_case")]
 enum PartKey {
     Type,
     Role,
     Content,
     Text,
+    ToolCalls,
+    #[serde(alias = "call_id")]
+    ToolCallId,
+    Name,
+    Arguments,
+    Output,
     #[serde(other)]
     Other,
 }
 
 fn twice<E: Error>(name: &str) -> E {
     E::custom(format!("the field {name} stands there twice"))
+}
+
+/// A short text of a message, once; what is no text is none.
+fn short<'de, A: MapAccess<'de>>(map: &mut A, (name, to): (&str, &mut Option<String>)) -> Result<(), A::Error> {
+    let Begun(text) = map.next_value()?;
+    if to.is_some() { Err(twice(name)) } else { Ok(*to = text) }
+}
+
+/// The calls of a message, once.
+fn calls<'de, A: MapAccess<'de>>(map: &mut A, to: &mut Vec<CallIn>) -> Result<(), A::Error> {
+    let stated: Option<Vec<CallIn>> = map.next_value()?;
+    match (to.is_empty(), stated.unwrap_or_default()) {
+        (false, _) => Err(twice("tool_calls")),
+        (_, calls) if calls.len() > MOST_CALLS => {
+            Err(A::Error::custom(format!("a message has more than {MOST_CALLS} tool_calls")))
+        }
+        (_, calls) => Ok(*to = calls),
+    }
 }
 
 impl<'de> Deserialize<'de> for Message {
@@ -131,7 +207,7 @@ impl<'de> Deserialize<'de> for Message {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Message, A::Error> {
                 let mut message = Message { is_object: true, ..Message::default() };
-                let (mut kind, mut role, mut content) = (None, None, None);
+                let (mut kind, mut role, mut content, mut output) = (None, None, None, None);
                 while let Some(key) = map.next_key()? {
                     match key {
                         PartKey::Type if kind.replace(map.next_value::<Begun>()?.0).is_some() => {
@@ -143,10 +219,23 @@ impl<'de> Deserialize<'de> for Message {
                         PartKey::Content if content.replace(map.next_value()?).is_some() => {
                             return Err(twice("content"));
                         }
-                        PartKey::Type | PartKey::Role | PartKey::Content => {}
+                        PartKey::Output if output.replace(map.next_value()?).is_some() => {
+                            return Err(twice("output"));
+                        }
+                        PartKey::ToolCalls => calls(&mut map, &mut message.calls)?,
+                        PartKey::ToolCallId => short(&mut map, ("tool_call_id", &mut message.call_id))?,
+                        PartKey::Name => short(&mut map, ("name", &mut message.name))?,
+                        PartKey::Arguments => {
+                            let arguments = map.next_value::<ArgumentsIn>()?.0;
+                            if message.arguments.replace(arguments).is_some() {
+                                return Err(twice("arguments"));
+                            }
+                        }
+                        PartKey::Type | PartKey::Role | PartKey::Content | PartKey::Output => {}
                         PartKey::Text | PartKey::Other => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
+                message.output = output.unwrap_or_default();
                 // A type that is no text is none that is known.
                 message.kind = kind.map(Option::unwrap_or_default);
                 (message.role, message.content) = (role.flatten(), content.unwrap_or_default());
@@ -215,7 +304,7 @@ impl<'de> Deserialize<'de> for Part {
                             return Err(twice("text"));
                         }
                         PartKey::Type | PartKey::Text => {}
-                        PartKey::Role | PartKey::Content | PartKey::Other => drop(map.next_value::<IgnoredAny>()?),
+                        _ => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
                 let is_text = matches!(kind.flatten().as_deref(), Some("text" | "input_text" | "output_text"));
@@ -276,7 +365,7 @@ mod tests {
 
     #[test]
     fn what_is_not_looked_at_is_not_kept() {
-        let rest = r#""name": {"a": [1, {"b": null}]}, "annotations": [], "": 0, "refusal": null"#;
+        let rest = r#""names": {"a": [1, {"b": null}]}, "annotations": [], "": 0, "refusal": null"#;
         let text =
             format!(r#"[{{"role": "user", {rest}, "content": [{{"type": "text", "text": "a", {rest}}}]}}, 3, {{}}]"#);
         let stated = Message { role: Some("user".into()), content: Content::Text("a".into()), ..empty() };

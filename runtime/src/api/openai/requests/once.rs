@@ -10,7 +10,7 @@ use serde::{
 use serde_json::{Map, Value};
 
 /// Most values that the fields of a request beside its texts have, and bytes of texts in them.
-const MOST_VALUES: usize = 4096;
+const MOST_VALUES: usize = 16_384;
 const MOST_JSON_BYTES: usize = 256 << 10;
 
 /// What is left for the fields of a request.
@@ -27,6 +27,11 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// For so many values, whatever texts are in them.
+    pub fn of_values(most: usize) -> Self {
+        Self { values: Cell::new(most), bytes: Cell::new(usize::MAX) }
+    }
+
     /// Takes a value, and the bytes of its text.
     pub fn take<E: Error>(&self, bytes: usize) -> Result<(), E> {
         let less = |left: &Cell<usize>, by| left.get().checked_sub(by).map(|less| left.set(less));
@@ -128,10 +133,12 @@ mod tests {
     #[test]
     fn what_is_not_small_is_refused() {
         let list = |count: usize| format!("[{}0]", "0,".repeat(count));
-        assert!(once(&list(4000)).is_ok());
-        for text in
-            [list(4200), format!("[{}0]", "{\"\":0},".repeat(2100)), format!("\"{}\"", "x".repeat(MOST_JSON_BYTES + 1))]
-        {
+        assert!(once(&list(MOST_VALUES - 2)).is_ok());
+        for text in [
+            list(MOST_VALUES),
+            format!("[{}0]", "{\"\":0},".repeat(MOST_VALUES / 2)),
+            format!("\"{}\"", "x".repeat(MOST_JSON_BYTES + 1)),
+        ] {
             assert!(once(&text).is_err_and(|error| error.to_string().contains("too much")), "{text:.40}");
         }
     }

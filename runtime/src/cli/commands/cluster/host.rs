@@ -1,4 +1,6 @@
-//! `host list|show|cordon|uncordon|drain|replace`: which hosts take work. Where it moves to is the supervisor's decision.
+//! `host list|show|cordon|uncordon|drain|restart|remove|replace`: which hosts take work. Where it moves to is the supervisor's decision.
+
+mod restart;
 
 use std::{
     thread,
@@ -34,6 +36,10 @@ pub enum HostVerb {
     Uncordon(HostName),
     /// Move what a host has to others, and give it nothing new; waits until it is empty
     Drain(DrainArgs),
+    /// Have a host give away what it has, end, and be started again; waits until it is ready
+    Restart(restart::RestartArgs),
+    /// Say that a host will not come back: nobody waits for it, and status, metrics and alerts forget it
+    Remove(HostName),
     /// Let a spare take a dead host's place
     Replace(ReplaceArgs),
 }
@@ -77,7 +83,9 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
         }
         HostVerb::Cordon(HostName { name }) => schedule(globals, &client, &name, Scheduling::Cordoned)?,
         HostVerb::Uncordon(HostName { name }) => schedule(globals, &client, &name, Scheduling::Open)?,
+        HostVerb::Remove(HostName { name }) => schedule(globals, &client, &name, Scheduling::Removed)?,
         HostVerb::Drain(args) => drain(globals, &client, &args)?,
+        HostVerb::Restart(args) => restarted(globals, &restart::restart(globals, &client, &args)?)?,
         HostVerb::Replace(ReplaceArgs { dead, spare }) => {
             show(globals, &client.replace_host(&dead, &spare)?)?;
             globals.note(format_args!("{spare} takes the place of {dead}; next: asterism host list"));
@@ -139,8 +147,26 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
     Ok(())
 }
 
+fn restarted(globals: &Globals, hosts: &[HostStatus]) -> Result<(), CliError> {
+    match hosts {
+        [host] => {
+            show(globals, host)?;
+            globals.note(next(host));
+        }
+        hosts => {
+            output::print_rows(hosts, globals.format, table)?;
+            globals.note("next: asterism status");
+        }
+    }
+    Ok(())
+}
+
 fn next(host: &HostStatus) -> String {
     match (host.health, host.scheduling) {
+        (_, Scheduling::Removed) => format!(
+            "next: take {0} out of the cluster file, too; asterism host uncordon {0} takes it in again if it comes back after all",
+            host.name
+        ),
         (HostHealth::Dead, _) => format!("next: asterism host replace {} SPARE, if it does not come back", host.name),
         (_, Scheduling::Open) => format!("next: asterism host drain {} moves its shards to others", host.name),
         _ => format!("next: asterism host uncordon {} lets it take work again", host.name),

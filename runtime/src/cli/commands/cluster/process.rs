@@ -1,15 +1,18 @@
 //! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
 
 use std::{
+    fmt,
     io::{Read, Write},
     net::SocketAddr,
     path::PathBuf,
+    pin::{Pin, pin},
     time::Duration,
 };
 
-use asterism_actors::metric;
+use asterism_actors::{host::HostEnd, metric};
 use asterism_transport::certificates::MemberRole;
 use clap::Args;
+use tokio::sync::watch;
 
 use crate::{
     certificates::{credentials, joining, renewal},
@@ -19,6 +22,7 @@ use crate::{
     globals::{DEFAULT_FILE, Globals, ReadFile},
     observe::{
         logging, metrics,
+        service_manager::ServiceManager,
         telemetry::{self, Telemetry},
     },
     processes::{
@@ -105,17 +109,32 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
         };
         let service = tokio::select! {
             service = SupervisorService::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
-            () = signals.next() => return Ok(Exit::Success),
+            signal = signals.next() => {
+                tracing::info!("ends: {signal}");
+                return Ok(signal.exit());
+            }
         };
         let (listen, admin) = (service.record.listen, service.record.admin);
         tell(format!("serving {}", serde_json::to_string(&service.record).expect("plain values are JSON")));
         tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
+        // One that `up` keeps is nobody's service.
+        let manager = ServiceManager::of_environment().filter(|_| !args.end_with_stdin);
+        let supervisor = service.supervisor.clone();
+        let lives = move || supervisor.silence().is_none() || supervisor.waits_for_disk();
+        let manager = manager.map(|manager| manager.ready(&format!("serves at {admin}"), lives));
         tokio::select! {
-            () = service.stop_wanted() => tracing::info!("a client asked for the end"),
-            () = signals.next() => tracing::info!("a signal asked for the end"),
+            () = service.stop_wanted() => {
+                tracing::info!("ends, and every host and node with it: a client asked for the end of the cluster");
+                service.shut_down().await;
+                Ok(Exit::Success)
+            }
+            signal = signals.next() => {
+                tracing::info!("ends: {signal}. Hosts and nodes go on, and look for the supervisor that comes after it");
+                manager.iter().for_each(|manager| manager.stopping(&signal.to_string()));
+                service.stop().await;
+                Ok(signal.exit())
+            }
         }
-        service.stop().await;
-        Ok(Exit::Success)
     });
     telemetry.into_iter().for_each(Telemetry::flush);
     ended
@@ -146,21 +165,50 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
         let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?;
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
-        let done = tokio::select! {
-            () = agent.done() => Ok(true),
-            () = signals.next() => Ok(false),
-            ended = tie.hold() => ended.map(|()| false),
+        let manager = ServiceManager::of_environment()
+            .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
+        let end = tokio::select! {
+            () = agent.done() => AgentEnd::GivenUp,
+            signal = signals.next() => AgentEnd::Signal(signal),
+            ended = tie.hold() => AgentEnd::Supervisor(ended),
         };
+        tracing::info!(node = name, "ends, and its hosts with it: {end}");
+        manager.iter().for_each(|manager| manager.stopping(&end.to_string()));
         let given_up = agent.given_up();
-        agent.stop(HOST_STOP_TIMEOUT).await;
-        match given_up.first() {
-            Some(exit) if done? => {
+        // Hosts that are asked by a signal give what they have to those of other nodes first.
+        let grace = if let AgentEnd::Signal(_) = end { cluster.stop_grace } else { Duration::ZERO };
+        agent.stop(grace + HOST_STOP_TIMEOUT).await;
+        match (end, given_up.first()) {
+            (AgentEnd::GivenUp, Some(exit)) => {
                 Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))
                     .hint(format!("see {}", data_dir::log_of(&cluster, &exit.host).display())))
             }
-            _ => Ok(Exit::Success),
+            (AgentEnd::Signal(signal), _) => Ok(signal.exit()),
+            (AgentEnd::Supervisor(ended), _) => ended.map(|()| Exit::Success),
+            (AgentEnd::GivenUp, None) => Ok(Exit::Success),
         }
     })
+}
+
+/// Why a node's agent ends.
+enum AgentEnd {
+    /// None of its hosts is started any more.
+    GivenUp,
+    /// It was asked to.
+    Signal(EndSignal),
+    /// Its supervisor ended the cluster, or does not want it.
+    Supervisor(Result<(), CliError>),
+}
+
+impl fmt::Display for AgentEnd {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::GivenUp => formatter.write_str("none of them is started any more"),
+            Self::Signal(signal) => write!(formatter, "{signal}"),
+            Self::Supervisor(Ok(())) => formatter.write_str("the supervisor ended the cluster"),
+            Self::Supervisor(Err(error)) => write!(formatter, "{error}"),
+        }
+    }
 }
 
 /// The node of that name, or the only one whose address this machine has, with its hosts.
@@ -210,14 +258,41 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
         }
     };
     let ended = runtime()?.block_on(async {
-        let mut signals = Signals::listen(Hangup::Ends)?;
-        tokio::select! {
-            ended = wiring::run_hosts(&cluster, &hosts, (supervisor, start), joined) => ended.map(|()| Exit::Success),
-            () = signals.next() => Ok(Exit::Success),
-        }
+        let hangup = if has_parent { Hangup::Ignored } else { Hangup::Ends };
+        let mut signals = Signals::listen(hangup)?;
+        let (leave, leaving) = watch::channel(false);
+        let hosts = pin!(wiring::run_hosts(&cluster, &hosts, (supervisor, start), (joined, leave.clone(), leaving)));
+        hosts_until_told(hosts, &mut signals, &leave).await
     });
     telemetry.into_iter().for_each(Telemetry::flush);
     ended
+}
+
+/// Runs hosts until they end. A first SIGTERM has them give away what they have; a second one, or Ctrl-C, ends them at once.
+async fn hosts_until_told(
+    mut hosts: Pin<&mut impl Future<Output = Result<HostEnd, CliError>>>,
+    signals: &mut Signals,
+    leave: &watch::Sender<bool>,
+) -> Result<Exit, CliError> {
+    loop {
+        tokio::select! {
+            ended = &mut hosts => {
+                let (why, exit) = match ended? {
+                    HostEnd::Ended => ("the supervisor told it to, for good", Exit::Success),
+                    HostEnd::Left => ("it was asked to, and is to be started again", Exit::Terminated),
+                };
+                tracing::info!("ends: {why}");
+                return Ok(exit);
+            }
+            signal = signals.next() => {
+                tracing::info!("{signal}");
+                if signal != EndSignal::Terminate || leave.send_replace(true) {
+                    tracing::info!("ends at once");
+                    return Ok(signal.exit());
+                }
+            }
+        }
+    }
 }
 
 /// Hosts of these names, which share a process.
@@ -277,19 +352,49 @@ impl Signals {
         })
     }
 
-    /// Completes when one came.
-    pub async fn next(&mut self) {
+    /// Completes when one came, and says which.
+    pub async fn next(&mut self) -> EndSignal {
         loop {
             tokio::select! {
-                _ = self.interrupt.recv() => return,
-                _ = self.terminate.recv() => return,
-                _ = self.hangup.recv() => {
-                    if self.on_hangup == Hangup::Ends {
-                        return;
-                    }
-                }
+                _ = self.interrupt.recv() => return EndSignal::Interrupt,
+                _ = self.terminate.recv() => return EndSignal::Terminate,
+                _ = self.hangup.recv() => match self.on_hangup {
+                    Hangup::Ends => return EndSignal::Hangup,
+                    Hangup::Ignored => tracing::info!("SIGHUP: it does nothing here"),
+                },
             }
         }
+    }
+}
+
+/// A signal that asked for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndSignal {
+    /// Ctrl-C.
+    Interrupt,
+    /// What operators, service managers and container runtimes send.
+    Terminate,
+    /// The terminal closed.
+    Hangup,
+}
+
+impl EndSignal {
+    /// What a process that serves ends with: whoever keeps it running starts it again after SIGTERM, unless that was its own.
+    pub fn exit(self) -> Exit {
+        match self {
+            Self::Interrupt | Self::Hangup => Exit::Success,
+            Self::Terminate => Exit::Terminated,
+        }
+    }
+}
+
+impl fmt::Display for EndSignal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::Hangup => "SIGHUP",
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     data_dir::{self, LockRole, logs, start_file::StartFile},
     error::{CliError, Exit},
     globals::{Globals, ReadFile},
-    observe::logging,
+    observe::{logging, service_manager::ServiceManager},
     processes::{
         keeper::Keeper,
         local_hosts,
@@ -57,7 +57,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         logs::keep_short(&cluster.data_dir);
         let started = tokio::select! {
             started = RunningCluster::start(globals, &cluster, file) => started?,
-            () = signals.next() => return Err(interrupted()),
+            _ = signals.next() => return Err(interrupted()),
         };
         started.serve(globals, args.timeout, &mut signals).await
     })
@@ -95,7 +95,7 @@ impl<'a> RunningCluster<'a> {
         let ready = tokio::select! {
             ready = wait.ready(look, |status, age| readiness.see(globals, status, age)) => ready.map(Some),
             ended = self.keeper.ended() => ended.map(|()| None),
-            () = signals.next() => Ok(None),
+            _ = signals.next() => Ok(None),
         };
         let outcome = match ready {
             Ok(Some(status)) => readiness.show(globals, &status, &record),
@@ -105,16 +105,21 @@ impl<'a> RunningCluster<'a> {
         let outcome = match outcome {
             Ok(()) => {
                 globals.note("Ctrl-C stops the cluster");
+                let manager = ServiceManager::of_environment();
+                let manager = manager.map(|manager| manager.ready(&format!("serves at {}", record.url()), || true));
                 tokio::select! {
                     ended = self.keeper.ended() => {
                         if ended.is_ok() {
                             globals.note("a client asked for the end");
+                            tracing::info!("ends: a client asked for the end of the cluster");
                         }
-                        ended
+                        ended.map(|()| Exit::Success)
                     }
-                    () = signals.next() => {
+                    signal = signals.next() => {
                         globals.note("stopping");
-                        Ok(())
+                        tracing::info!("ends, and what it started with it: {signal}");
+                        manager.iter().for_each(|manager| manager.stopping(&signal.to_string()));
+                        Ok(signal.exit())
                     }
                 }
             }
@@ -122,7 +127,7 @@ impl<'a> RunningCluster<'a> {
         };
         self.keeper.stop().await;
         self.agent.stop(HOST_STOP_TIMEOUT).await;
-        outcome.map(|()| Exit::Success)
+        outcome
     }
 }
 

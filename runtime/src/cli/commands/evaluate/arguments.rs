@@ -31,6 +31,9 @@ pub enum EvalVerb {
     Ruler(RulerArgs),
     /// BABILong's qa1 to qa5: facts about people, rooms and objects, hidden in prose
     Babilong(SuiteArgs),
+    /// Questions in natural language for instruction-tuned models, about a book (--haystack): lex, para, hop2, para2, list3, next, first,
+    /// code
+    Real(SuiteArgs),
     /// One needle over a grid of lengths and depths
     Niah(NiahArgs),
     /// InfiniteBench: passkey, number, kv, math_find; qa_eng and choice_eng with --data; no summaries, dialogue or code

@@ -139,6 +139,14 @@ impl Questions {
         Ok(questions)
     }
 
+    /// Those in natural language.
+    pub fn real(globals: &Globals, args: &SuiteArgs) -> Result<Self, CliError> {
+        let mut questions = Self::sized(globals, &args.size, &args.run)?;
+        let tasks = chosen(globals, &args.tasks, generated("real"), &[])?;
+        questions.fill("real", &args.size, &tasks);
+        Ok(questions)
+    }
+
     /// The grid's.
     pub fn niah(globals: &Globals, args: &NiahArgs) -> Result<Self, CliError> {
         let mut questions = Self::sized(globals, &args.size, &args.run)?;

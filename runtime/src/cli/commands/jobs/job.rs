@@ -2,7 +2,7 @@
 
 mod input;
 mod submit;
-mod watch;
+pub mod watch;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

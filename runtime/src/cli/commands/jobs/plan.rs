@@ -7,7 +7,7 @@ use asterism_actors::{
     api::{JobRequest, Prompt, SessionRequest},
     supervisor::{ModelFront, PlacementPolicy, SupervisorConfig},
 };
-use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, Plan, Refresh};
+use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, ModelShape, Plan, Refresh};
 use clap::Args;
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ use crate::{
     observe::logging,
     processes::{calibration, checkpoint, wiring},
 };
-use placed::{Holders, query_memory};
+use placed::{Holders, query_memory, weights_by_device};
 
 /// `asterism plan`
 #[derive(Args, Debug)]
@@ -253,10 +253,14 @@ impl Planner {
         rows.retain(|row| row.shards > 0 || row.role == Role::Query);
         output::print_rows(&rows, globals.format, table)?;
         globals.note(summary(&plan, query_tokens, &cost));
+        if shape.has_windows() {
+            globals.note(windows(&plan, &shape));
+        }
         if let Some(reason) = &plan.method.reason {
             globals.note(format_args!("auto took {}: {reason}", plan.method.name));
         }
         globals.note(timing);
+        weights_by_device(&self.cluster, &self.model.config).into_iter().for_each(|words| globals.note(words));
         Ok(())
     }
 
@@ -318,6 +322,20 @@ fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {
         grouped(query_tokens),
         if cost.at_most { "at most " } else { "" },
         100.0 * (1.0 - cost.sparsity()),
+    )
+}
+
+/// Which layers are exact, of a model that has some with windows.
+fn windows(plan: &Plan, shape: &ModelShape) -> String {
+    let ModelShape { layers, windowed_layers, window, .. } = *shape;
+    let [full, windowed] = plan.exact_layers(shape);
+    let borders = match windowed {
+        0 => ": at the beginning of a block, rows miss what the window reaches of the block before it",
+        _ => "",
+    };
+    format!(
+        "{windowed_layers} of {layers} layers have a window of {} tokens: {windowed} of these and {full} of the others are exact{borders}",
+        grouped(window),
     )
 }
 

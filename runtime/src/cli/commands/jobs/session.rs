@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     arguments::{MethodArgs, PlacementArgs},
-    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts},
+    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts, watch::leaves_session},
 };
 use crate::{
     cli::{
@@ -210,6 +210,7 @@ fn append(
 fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Result<SessionStatus, CliError> {
     let mut away: Option<Instant> = None;
     let mut progress = Progress::new(globals);
+    leaves_session(&status.name);
     while matches!(status.state, SessionState::Encoding | SessionState::Recovering)
         || (status.appending.is_some() && status.state != SessionState::Failed)
     {

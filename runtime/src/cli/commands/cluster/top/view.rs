@@ -124,7 +124,7 @@ fn table(
 fn host(host: &HostStatus) -> Vec<String> {
     let lower = |text: String| text.to_lowercase();
     let known = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-    let cause = if host.health == HostHealth::Ready { None } else { host.explained() };
+    let cause = if host.health == HostHealth::Ready { host.slow.clone() } else { host.explained() };
     vec![
         host.name.clone(),
         lower(format!("{:?}", host.role)),

@@ -203,7 +203,12 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, asked: JobRequest) 
         method: method.clone(),
         allow_idle_hosts: args.allow_idle_hosts,
         max_tokens: generation.max_tokens.0,
-        sampling: Sampling { temperature: generation.temperature, top_p: generation.top_p, seed: generation.seed },
+        sampling: Sampling {
+            temperature: generation.temperature,
+            top_p: generation.top_p,
+            seed: generation.seed,
+            ..Sampling::default()
+        },
         stop: generation.stop.clone(),
         placement: args.placement.policy(),
         timeout_s: args.wait.timeout.map(|timeout| timeout.as_secs_f64()),

@@ -1,7 +1,7 @@
 //! A job followed to its end: progress on standard error, tokens to whoever wants them. Ctrl-C leaves the job running.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, Once, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -111,6 +111,23 @@ impl Interrupt {
     /// Names the job that is followed.
     pub fn following(&self, id: &str) {
         *self.following.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
+    }
+}
+
+/// Ctrl-C while a session is waited for ends the process with exit 130, and says what goes on without it.
+pub fn leaves_session(name: &str) {
+    static LISTENS: Once = Once::new();
+    let name = printable(name).into_owned();
+    LISTENS.call_once(|| drop(std::thread::spawn(move || say_what_goes_on(&name))));
+}
+
+fn say_what_goes_on(name: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
+        eprintln!(
+            "\nsession {name} goes on being encoded; `asterism session show {name}` says how far it is, `asterism session drop {name}` ends it"
+        );
+        std::process::exit(Exit::Interrupted as i32);
     }
 }
 

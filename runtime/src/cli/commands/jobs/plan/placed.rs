@@ -1,13 +1,14 @@
 //! A plan laid on the hosts of a cluster file, or why their memory or labels do not allow it. Starts nothing.
 
 use asterism_actors::supervisor::{Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
-use asterism_models::ModelConfig;
+use asterism_kernels::check_heads;
+use asterism_models::{DecoderParts, ModelConfig};
 use asterism_plan::Plan;
 
 use crate::{
     cluster::{
         Cluster, Host,
-        file::Role,
+        file::{DType, LinearType, Role},
         size::{bytes, grouped},
     },
     error::{CliError, Exit},
@@ -132,6 +133,34 @@ impl<'a> Holders<'a> {
         };
         format!("nothing was started; raise memory_limit to {} a host, or add hosts{shorter}", bytes(most))
     }
+}
+
+/// What weights take of each device, where hosts compute on several devices or on GPUs, and what they would take otherwise.
+pub fn weights_by_device(cluster: &Cluster, model: &ModelConfig) -> Option<String> {
+    let host = cluster.hosts.iter().max_by_key(|host| host.devices.count())?;
+    if host.devices.on_cpu() && host.devices.count() == 1 {
+        return None;
+    }
+    let numbers = device::Numbers::of(&cluster.model);
+    let each = |numbers: device::Numbers, devices: usize| {
+        bytes(numbers.weight_bytes(model, DecoderParts::All).div_ceil(devices as u64))
+    };
+    let degrees = [1, 2, 4, 8].into_iter().filter(|devices| check_heads(model.heads, *devices).is_ok());
+    let by_degree = |numbers: device::Numbers| {
+        degrees.clone().map(|devices| format!("{} on {devices}", each(numbers, devices))).collect::<Vec<_>>().join(", ")
+    };
+    let now = host.devices.count();
+    let mut words = format!(
+        "weights of {} take {} of each of its {now} devices, keys and values beside them; by number of devices {}",
+        host.name,
+        each(numbers, now),
+        by_degree(numbers)
+    );
+    if numbers.linear.is_none() && numbers.dtype == DType::Bf16 {
+        let eight = device::Numbers { linear: Some(LinearType::Fp8), ..numbers };
+        words += &format!("; with linear = \"fp8\" (Hopper) {}", by_degree(eight));
+    }
+    Some(words)
 }
 
 /// What the query host needs, in bytes of weights and of KV, or why its limit does not allow it.

@@ -6,7 +6,7 @@ use actix_web::{
 };
 use serde_json::{Value, json};
 
-use super::{ApiState, Checked, refusal};
+use crate::api::openai::{ApiState, Checked, refusal};
 
 #[get("/v1/models")]
 pub async fn list(state: Data<ApiState>) -> impl Responder {

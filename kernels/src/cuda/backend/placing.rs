@@ -1,0 +1,107 @@
+//! Columns of matrices, some on each of several GPUs, put together on all of them by copies beside what the GPUs compute.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, sys};
+
+use super::super::device::device_error;
+use super::super::gpu::Cuda;
+use super::super::tensor::Tensor;
+use crate::KernelError;
+
+/// Columns of all members on their way to each, by copies that the devices make beside what they compute.
+pub(super) struct Placing {
+    members: Vec<Arc<Cuda>>,
+    sides: Vec<Arc<CudaStream>>,
+    /// Which are read until all copies are made.
+    _parts: Vec<Tensor>,
+    whole: Vec<Tensor>,
+    /// When a member has all.
+    done: Vec<CudaEvent>,
+    joined: bool,
+}
+
+impl Placing {
+    /// Whether these are columns, as products give them.
+    pub fn takes(parts: &[Tensor], axis: usize) -> bool {
+        axis == 1 && parts.iter().all(|part| part.shape.len() == 2 && !part.rows_first && part.bytes() > 0)
+    }
+
+    /// Queues the copies, behind what was asked of the devices before.
+    pub fn begun(
+        members: &[Arc<Cuda>],
+        sides: &[Arc<CudaStream>],
+        (parts, sizes): (&[Tensor], &[usize]),
+    ) -> Result<Self, KernelError> {
+        let failed = |error| device_error("all_gather", error);
+        let (rows, dtype) = (parts[0].shape[0], parts[0].dtype);
+        let whole = members.iter().map(|member| member.device.empty(&[rows, sizes.iter().sum()], dtype));
+        let whole = whole.collect::<Result<Vec<_>, _>>()?;
+        let ready = members.iter().map(|member| member.device.stream().record_event(None).map_err(failed));
+        let ready = ready.collect::<Result<Vec<_>, _>>()?;
+        let mut placing = Self {
+            members: members.to_vec(),
+            sides: sides.to_vec(),
+            _parts: parts.to_vec(),
+            whole,
+            done: Vec::new(),
+            joined: false,
+        };
+        for (to, side) in placing.whole.iter().zip(sides) {
+            ready.iter().try_for_each(|ready| side.wait(ready)).map_err(failed)?;
+            let (mut at, pitch) = (to.pointer(), to.bytes() / rows);
+            for part in parts {
+                let row = part.bytes() / rows;
+                copy_rows(side, (part.pointer(), row), (at, pitch), rows).map_err(failed)?;
+                at += row as u64;
+            }
+            placing.done.push(side.record_event(None).map_err(failed)?);
+        }
+        Ok(placing)
+    }
+
+    /// What each has, once its stream waits for it. Each also waits for the copies of its own part, whose memory it may use again.
+    pub fn joined(mut self) -> Result<Vec<Tensor>, KernelError> {
+        for member in &self.members {
+            let waits = self.done.iter().try_for_each(|done| member.device.stream().wait(done));
+            waits.map_err(|error| device_error("all_gather", error))?;
+        }
+        self.joined = true;
+        Ok(std::mem::take(&mut self.whole))
+    }
+}
+
+impl Drop for Placing {
+    fn drop(&mut self) {
+        if !self.joined {
+            // Somebody failed. No copy may go on where memory is freed.
+            for side in &self.sides {
+                let _ = side.synchronize();
+            }
+        }
+    }
+}
+
+/// Rows of bytes from one pitch to another, on whichever GPUs they are, in the order of `stream`.
+fn copy_rows(
+    stream: &CudaStream,
+    (from, row): (u64, usize),
+    (to, pitch): (u64, usize),
+    rows: usize,
+) -> Result<(), DriverError> {
+    stream.context().bind_to_thread()?;
+    let copy = sys::CUDA_MEMCPY2D {
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcDevice: from,
+        srcPitch: row,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstDevice: to,
+        dstPitch: pitch,
+        WidthInBytes: row,
+        Height: rows,
+        // SAFETY: numbers and pointers, of which zero is one: no place in host memory or an array.
+        ..unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: both are live until the placing ends, of as many rows, and each lies within its row.
+    unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result()
+}

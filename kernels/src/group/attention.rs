@@ -1,0 +1,188 @@
+//! Keys and values by KV heads, and attention of each device's heads.
+
+use super::DeviceGroup;
+use super::layout::Layout;
+use super::spread::GroupTensor;
+use crate::backend::{AttentionOps, Backend, KvOps, Partial, SelectionOps, Sparse, TensorOps};
+use crate::{DType, KernelError, KeySets, Mask, Selection, Selector};
+
+/// Keys and values of one layer, by KV heads.
+pub struct GroupKv<B: Backend> {
+    pub(super) parts: Vec<B::Kv>,
+    heads: usize,
+    layout: Layout,
+}
+
+impl<B: Backend> Clone for GroupKv<B> {
+    fn clone(&self) -> Self {
+        Self { parts: self.parts.clone(), heads: self.heads, layout: self.layout.clone() }
+    }
+}
+
+impl<B: Backend> DeviceGroup<B> {
+    fn heads_of(&self, x: &GroupTensor<B>) -> usize {
+        self.shape(x).first().copied().unwrap_or(0)
+    }
+
+    /// Queries as their keys lie.
+    fn queries(&self, q: &GroupTensor<B>, kv: usize) -> Result<GroupTensor<B>, KernelError> {
+        let segments = self.segments(self.heads_of(q), kv);
+        self.dealt(q, &segments.queries(self.members.len()))
+    }
+
+    /// What each has of attention of queries that lie so.
+    fn partial(of: Vec<Partial<B::Tensor>>, layout: &Layout) -> Partial<GroupTensor<B>> {
+        let (output, lse) = of.into_iter().map(|Partial { output, lse }| (output, lse)).unzip();
+        Partial { output: GroupTensor::of(output, layout.clone()), lse: GroupTensor::of(lse, layout.clone()) }
+    }
+}
+
+impl<B: Backend> KvOps for DeviceGroup<B> {
+    type Kv = GroupKv<B>;
+
+    fn kv_dtype(&self) -> DType {
+        self.first().kv_dtype()
+    }
+
+    fn kv(&self, k: &GroupTensor<B>, v: &GroupTensor<B>) -> Result<GroupKv<B>, KernelError> {
+        let heads = self.heads_of(k);
+        let layout = self.segments(self.heads.query, heads).keys(self.members.len());
+        let (k, v) = (self.dealt(k, &layout)?, self.dealt(v, &layout)?);
+        let parts = match layout {
+            None => self.alike(|at, member| member.kv(&k.parts[at], &v.parts[at]))?,
+            Some(_) => self.each(|at, member| member.kv(&k.parts[at], &v.parts[at]))?,
+        };
+        Ok(GroupKv { parts, heads, layout })
+    }
+
+    fn kv_append(&self, kv: &mut GroupKv<B>, k: &GroupTensor<B>, v: &GroupTensor<B>) -> Result<(), KernelError> {
+        let (k, v) = (self.dealt(k, &kv.layout)?, self.dealt(v, &kv.layout)?);
+        for (at, (part, member)) in kv.parts.iter_mut().zip(&self.members).enumerate() {
+            member.kv_append(part, &k.parts[at], &v.parts[at])?;
+        }
+        Ok(())
+    }
+
+    fn kv_extend(&self, kv: &mut GroupKv<B>, more: &GroupKv<B>) -> Result<(), KernelError> {
+        if (kv.heads, &kv.layout) != (more.heads, &more.layout) {
+            let expected = format!("a cache of {} KV heads, dealt alike", kv.heads);
+            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads]]));
+        }
+        for ((part, more), member) in kv.parts.iter_mut().zip(&more.parts).zip(&self.members) {
+            member.kv_extend(part, more)?;
+        }
+        Ok(())
+    }
+
+    fn kv_rows(&self, kv: &GroupKv<B>, start: usize, end: usize) -> Result<GroupKv<B>, KernelError> {
+        let parts = self.each(|at, member| member.kv_rows(&kv.parts[at], start, end))?;
+        Ok(GroupKv { parts, ..kv.clone() })
+    }
+
+    fn kv_len(&self, kv: &GroupKv<B>) -> usize {
+        self.first().kv_len(&kv.parts[0])
+    }
+
+    fn kv_bytes(&self, kv: &GroupKv<B>) -> usize {
+        self.members.iter().zip(&kv.parts).map(|(member, part)| member.kv_bytes(part)).sum()
+    }
+}
+
+impl<B: Backend> AttentionOps for DeviceGroup<B> {
+    fn independent_rows(&self) -> usize {
+        self.first().independent_rows()
+    }
+
+    fn attention(
+        &self,
+        q: &GroupTensor<B>,
+        kv: &GroupKv<B>,
+        mask: Mask,
+    ) -> Result<Partial<GroupTensor<B>>, KernelError> {
+        let q = self.queries(q, kv.heads)?;
+        let each = self.each(|at, member| member.attention(&q.parts[at], &kv.parts[at], mask))?;
+        Ok(Self::partial(each, &q.layout))
+    }
+
+    fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {
+        let queries = calls.iter().map(|(q, kv, _)| self.queries(q, kv.heads)).collect::<Result<Vec<_>, _>>()?;
+        let each = self.each(|at, member| {
+            let own = queries.iter().zip(calls);
+            let own: Vec<_> =
+                own.map(|(q, (_, kv, mask))| (q.parts[at].clone(), kv.parts[at].clone(), *mask)).collect();
+            member.attention_each(&own)
+        })?;
+        let mut outputs: Vec<Vec<B::Tensor>> = queries.iter().map(|_| Vec::new()).collect();
+        for of_member in each {
+            outputs.iter_mut().zip(of_member).for_each(|(outputs, output)| outputs.push(output));
+        }
+        Ok(outputs.into_iter().zip(queries).map(|(parts, q)| GroupTensor::of(parts, q.layout)).collect())
+    }
+
+    fn merge(&self, partials: &[Partial<GroupTensor<B>>]) -> Result<Partial<GroupTensor<B>>, KernelError> {
+        let outputs = self.aligned(&partials.iter().map(|partial| &partial.output).collect::<Vec<_>>())?;
+        let layout = outputs.first().and_then(|output| output.layout.clone());
+        let lses = partials.iter().map(|partial| self.dealt(&partial.lse, &layout)).collect::<Result<Vec<_>, _>>()?;
+        let each = self.each(|at, member| {
+            let own = outputs.iter().zip(&lses);
+            let own = own.map(|(output, lse)| Partial { output: output.parts[at].clone(), lse: lse.parts[at].clone() });
+            member.merge(&own.collect::<Vec<_>>())
+        })?;
+        Ok(Self::partial(each, &layout))
+    }
+}
+
+impl<B: Backend> SelectionOps for DeviceGroup<B> {
+    fn key_scores(&self, q: &GroupTensor<B>, k: &GroupTensor<B>) -> Result<Vec<f32>, KernelError> {
+        let (members, segments) = (self.members.len(), self.segments(self.heads_of(q), self.heads_of(k)));
+        // A key's score is the mean over all query heads of its own: whoever has it has these.
+        let queries = super::heads::HeadSegments {
+            query: super::layout::Segment { copies: segments.kv.copies, ..segments.query },
+            ..segments
+        };
+        let (q, k) = (self.dealt(q, &queries.queries(members))?, self.dealt(k, &segments.keys(members))?);
+        let mut scores = self.each(|at, member| member.key_scores(&q.parts[at], &k.parts[at]))?;
+        let Some(split) = &k.layout else { return Ok(scores.swap_remove(0)) };
+        let keys = self.shape(&k).get(1).copied().unwrap_or(0);
+        Ok(split.whole((1, keys), &scores))
+    }
+
+    fn attention_selected(
+        &self,
+        q: &GroupTensor<B>,
+        kv: &GroupKv<B>,
+        keys: &KeySets,
+    ) -> Result<Partial<GroupTensor<B>>, KernelError> {
+        let q = self.queries(q, kv.heads)?;
+        let each = match q.layout.as_ref().filter(|split| split.size() == keys.heads()) {
+            None => self.each(|at, member| member.attention_selected(&q.parts[at], &kv.parts[at], keys))?,
+            Some(split) => self.each(|at, member| {
+                let own = keys.of_heads(split.ranges(at).swap_remove(0));
+                member.attention_selected(&q.parts[at], &kv.parts[at], &own)
+            })?,
+        };
+        Ok(Self::partial(each, &q.layout))
+    }
+
+    fn attention_by(&self, q: &GroupTensor<B>, kv: &GroupKv<B>, selector: Selector) -> Sparse<'_, Self> {
+        let q = self.queries(q, kv.heads)?;
+        let each = self.by_selector(&q, kv, selector)?;
+        let (partials, selections): (Vec<_>, Vec<_>) = each.into_iter().unzip();
+        let is_own = |at: usize| q.layout.as_ref().map_or(at == 0, |split| split.is_source(at));
+        let own = selections.into_iter().enumerate().filter(|(at, _)| is_own(*at)).map(|(_, own)| own);
+        Ok((Self::partial(partials, &q.layout), Selection::joined(own.collect())))
+    }
+}
+
+impl<B: Backend> DeviceGroup<B> {
+    /// Of each member, in whose own threads this is done.
+    fn by_selector<'a>(
+        &'a self,
+        q: &GroupTensor<B>,
+        kv: &GroupKv<B>,
+        selector: Selector,
+    ) -> Result<Vec<(Partial<B::Tensor>, Selection<'a>)>, KernelError> {
+        let members = self.members.iter().zip(q.parts.iter()).zip(&kv.parts);
+        members.map(|((member, q), kv)| member.attention_by(q, kv, selector)).collect()
+    }
+}

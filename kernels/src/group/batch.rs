@@ -1,0 +1,97 @@
+//! Attention of a step's batch, each device for its heads of every row.
+
+use super::DeviceGroup;
+use super::attention::GroupKv;
+use super::heads::HeadSegments;
+use super::layout::Layout;
+use super::spread::GroupTensor;
+use crate::backend::{Backend, BatchAttention};
+use crate::{Ask, Heads, KernelError, Merging};
+
+/// What a member is asked of what the group is.
+fn own<'a, B: Backend>(asks: &'a [Ask<'_, GroupKv<B>>], member: usize) -> Vec<Ask<'a, B::Kv>> {
+    let own = |ask: &'a Ask<'_, GroupKv<B>>| Ask {
+        kv: &ask.kv.parts[member],
+        rows: ask.rows.clone(),
+        mask: ask.mask,
+        holes: ask.holes,
+    };
+    asks.iter().map(own).collect()
+}
+
+impl<B: Backend> DeviceGroup<B> {
+    /// Rows of queries as their heads' keys lie, and how.
+    fn query_rows(&self, heads: Heads, q: &GroupTensor<B>) -> Result<(GroupTensor<B>, HeadSegments), KernelError> {
+        let segments = self.segments(heads.query, heads.kv);
+        Ok((self.dealt(q, &segments.rows(heads.dim, self.members.len()))?, segments))
+    }
+
+    fn packed_layout(&self, heads: Heads, segments: HeadSegments) -> Layout {
+        segments.packed(heads.dim, self.members.len())
+    }
+}
+
+impl<B: Backend> BatchAttention for DeviceGroup<B> {
+    fn attend_many(
+        &self,
+        heads: Heads,
+        q: &GroupTensor<B>,
+        asks: &[Ask<'_, GroupKv<B>>],
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        let (q, segments) = self.query_rows(heads, q)?;
+        let each = self.each(|at, member| {
+            let mut packed = Vec::new();
+            let heads = segments.local(at, self.members.len(), heads.dim);
+            member.attend_many(heads, &q.parts[at], &own(asks, at), &mut packed)?;
+            Ok(packed)
+        })?;
+        match self.packed_layout(heads, segments) {
+            None => packed.extend_from_slice(&each[0]),
+            Some(split) => {
+                let rows = each[0].len() / split.local(0);
+                packed.append(&mut split.whole((rows, 1), &each));
+            }
+        }
+        Ok(())
+    }
+
+    fn attend_rows(
+        &self,
+        heads: Heads,
+        q: &GroupTensor<B>,
+        (asks, groups): (&[Ask<'_, GroupKv<B>>], &[usize]),
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let (q, segments) = self.query_rows(heads, q)?;
+        self.spread(self.packed_layout(heads, segments), |at, member| {
+            let heads = segments.local(at, self.members.len(), heads.dim);
+            member.attend_rows(heads, &q.parts[at], (&own(asks, at), groups))
+        })
+    }
+
+    fn attend_tree(
+        &self,
+        heads: Heads,
+        q: &GroupTensor<B>,
+        (asks, given): (&[Ask<'_, GroupKv<B>>], &[GroupTensor<B>]),
+        merging: &Merging,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let (q, segments) = self.query_rows(heads, q)?;
+        let packed = self.packed_layout(heads, segments);
+        let given = given.iter().map(|rows| self.dealt(rows, &packed)).collect::<Result<Vec<_>, _>>()?;
+        self.spread(segments.rows(heads.dim, self.members.len()), |at, member| {
+            let given: Vec<B::Tensor> = given.iter().map(|rows| rows.parts[at].clone()).collect();
+            let heads = segments.local(at, self.members.len(), heads.dim);
+            member.attend_tree(heads, &q.parts[at], (&own(asks, at), &given), merging)
+        })
+    }
+
+    /// They are on the host: all of them on each.
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<GroupTensor<B>, KernelError> {
+        self.spread(None, |_, member| member.merge_packed(heads, parts))
+    }
+
+    fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
+        self.first().merge_rows(heads, parts, packed)
+    }
+}

@@ -1,0 +1,285 @@
+//! Weights that are dealt out by outputs as they are loaded, and the products of which each device makes its own.
+
+use std::ops::Range;
+
+use super::DeviceGroup;
+use super::layout::{Layout, Segment, Split};
+use super::spread::GroupTensor;
+use crate::KernelError;
+use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
+
+/// A linear layer of which each device has some outputs.
+pub struct GroupLinear<B: Backend> {
+    parts: Vec<B::Linear>,
+    /// Of what it gives, `(t, n)`.
+    outputs: Layout,
+}
+
+/// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy.
+const EXCHANGED_ROWS: usize = 2048;
+
+/// What a member has of rows of a tensor that a checkpoint stores: no byte of another row is looked at.
+fn rows<'a>(tensor: &HostTensor<'a>, rows: &Range<usize>) -> &'a [u8] {
+    let row = tensor.bytes.len() / tensor.shape[0].max(1);
+    &tensor.bytes[rows.start * row..rows.end * row]
+}
+
+/// How gates are dealt out, where what they open is dealt out alike: each device has both of an output.
+fn pair(gate_up: &Layout) -> Option<Segment> {
+    match gate_up.as_ref().map(|split| (split.axis, &split.segments[..])) {
+        Some((1, [gate, up])) if gate == up => Some(*gate),
+        _ => None,
+    }
+}
+
+impl<B: Backend> DeviceGroup<B> {
+    /// How the outputs of fused layers are dealt out: by heads where they are as wide as the model's.
+    fn outputs(&self, parts: &[HostTensor<'_>]) -> Layout {
+        let (members, widths) = (self.members.len(), parts.iter().map(|part| part.shape[0]).collect::<Vec<_>>());
+        let heads = self.heads;
+        if widths[..] == [heads.query, heads.kv, heads.kv].map(|count| count * heads.dim) {
+            return self.segments(heads.query, heads.kv).qkv(heads.dim, members);
+        }
+        Split::layout(1, widths.into_iter().map(|width| Segment::columns(width, members)).collect(), members)
+    }
+
+    /// What each member makes of its rows of some tensors.
+    fn by_rows<'a>(
+        &self,
+        parts: &[HostTensor<'a>],
+        biases: &[HostTensor<'a>],
+        prepare: impl Fn(&B, &[HostTensor<'_>], &[HostTensor<'_>]) -> Result<B::Linear, KernelError> + Sync,
+    ) -> Result<GroupLinear<B>, KernelError> {
+        let fits = biases.is_empty() || biases.len() == parts.len();
+        if let Some(part) = parts.iter().find(|part| part.shape.len() != 2 || !fits) {
+            let expected = "parts (n, k), and a bias (n) for each or none";
+            return Err(KernelError::shape("linear_weight", expected, &[part.shape]));
+        }
+        let outputs = self.outputs(parts);
+        let whole = || parts.iter().map(|part| 0..part.shape[0]).collect::<Vec<_>>();
+        let members = self.members.len();
+        let prepared = self.each(|at, member| {
+            let ranges: Vec<Range<usize>> = match &outputs {
+                None => whole(),
+                Some(split) => split.segments.iter().map(|segment| segment.range(at, members)).collect(),
+            };
+            let shapes: Vec<[usize; 2]> =
+                parts.iter().zip(&ranges).map(|(part, range)| [range.len(), part.shape[1]]).collect();
+            let own: Vec<HostTensor<'_>> = parts
+                .iter()
+                .zip(&ranges)
+                .zip(&shapes)
+                .map(|((part, range), shape)| HostTensor { dtype: part.dtype, shape, bytes: rows(part, range) })
+                .collect();
+            let own_biases: Vec<HostTensor<'_>> = biases
+                .iter()
+                .zip(&ranges)
+                .zip(&shapes)
+                .map(|((bias, range), shape)| HostTensor {
+                    dtype: bias.dtype,
+                    shape: &shape[..1],
+                    bytes: rows(bias, range),
+                })
+                .collect();
+            prepare(member, &own, &own_biases)
+        })?;
+        Ok(GroupLinear { parts: prepared, outputs })
+    }
+
+    /// `residual (t, n)` plus the layer's outputs for `input`, which gives some of its rows, whole on each device.
+    fn added(
+        &self,
+        rows: usize,
+        input: impl Fn(Range<usize>) -> Result<GroupTensor<B>, KernelError>,
+        weight: &GroupLinear<B>,
+        residual: &GroupTensor<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        if self.first().queues() && rows >= 2 * EXCHANGED_ROWS {
+            return self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, residual);
+        }
+        let y = self.sum(&self.whole(&input(0..rows)?)?, weight, residual)?;
+        self.whole(&y)
+    }
+
+    /// The same, where some rows are exchanged while others are computed.
+    fn added_by_pieces(
+        &self,
+        (rows, piece): (usize, usize),
+        input: impl Fn(Range<usize>) -> Result<GroupTensor<B>, KernelError>,
+        weight: &GroupLinear<B>,
+        residual: &GroupTensor<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let pieces = || (0..rows).step_by(piece).map(|start| start..rows.min(start + piece));
+        let inputs = pieces().map(|rows| self.beside(input(rows)?)).collect::<Result<Vec<_>, KernelError>>()?;
+        let mut sums = Vec::with_capacity(inputs.len());
+        for (rows, input) in pieces().zip(inputs) {
+            let residual = self.rows(residual, rows.start, rows.end)?;
+            sums.push(self.beside(self.sum(&input()?, weight, &residual)?)?);
+        }
+        self.concat(&sums.into_iter().map(|sum| sum()).collect::<Result<Vec<_>, _>>()?, 0)
+    }
+
+    /// Each device's outputs for `x`, which all have, and their part of the residual.
+    fn sum(
+        &self,
+        x: &GroupTensor<B>,
+        weight: &GroupLinear<B>,
+        residual: &GroupTensor<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let residual = self.dealt(residual, &weight.outputs)?;
+        self.spread(weight.outputs.clone(), |at, member| {
+            member.linear_add(&x.parts[at], &weight.parts[at], residual.parts[at].clone())
+        })
+    }
+
+    /// Columns of a table `(rows, e)` that each member has: of every row some elements.
+    fn by_columns(&self, table: &HostTensor<'_>, layout: &Layout) -> Result<GroupTensor<B>, KernelError> {
+        let Some(split) = layout else { return self.spread(None, |_, member| member.weight(*table)) };
+        let ([count, width], element) = ([table.shape[0], table.shape[1]], table.dtype.size());
+        self.spread(layout.clone(), |at, member| {
+            let own = split.ranges(at).swap_remove(0);
+            let mut bytes = Vec::with_capacity(count * own.len() * element);
+            for row in table.bytes.chunks_exact(width * element) {
+                bytes.extend_from_slice(&row[own.start * element..own.end * element]);
+            }
+            member.weight(HostTensor { dtype: table.dtype, shape: &[count, own.len()], bytes: &bytes })
+        })
+    }
+}
+
+impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
+    fn embed(&self, table: &GroupTensor<B>, ids: &[u32]) -> Result<GroupTensor<B>, KernelError> {
+        self.whole(&self.spread(table.layout.clone(), |at, member| member.embed(&table.parts[at], ids))?)
+    }
+
+    fn rms_norm(&self, x: &GroupTensor<B>, weight: &GroupTensor<B>, eps: f32) -> Result<GroupTensor<B>, KernelError> {
+        let last = self.shape(x).len().saturating_sub(1);
+        let x = if x.is_split_along(last) { self.whole(x)? } else { x.clone() };
+        self.spread(x.layout.clone(), |at, member| member.rms_norm(&x.parts[at], &weight.parts[at], eps))
+    }
+
+    fn gated_silu(&self, gate_up: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
+        let layout = match (&gate_up.layout, pair(&gate_up.layout)) {
+            (None, _) => None,
+            (_, Some(segment)) => Split::layout(1, vec![segment], self.members.len()),
+            (Some(_), None) => return self.gated_silu(&self.whole(gate_up)?),
+        };
+        self.spread(layout, |at, member| member.gated_silu(&gate_up.parts[at]))
+    }
+
+    fn silu(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
+        self.spread(x.layout.clone(), |at, member| member.silu(&x.parts[at]))
+    }
+}
+
+impl<B: Backend> LinearOps for DeviceGroup<B> {
+    type Linear = GroupLinear<B>;
+
+    fn linear_rows(&self) -> usize {
+        self.first().linear_rows()
+    }
+
+    fn weight(&self, tensor: HostTensor<'_>) -> Result<GroupTensor<B>, KernelError> {
+        let members = self.members.len();
+        let layout = match *tensor.shape {
+            [_, e] => Split::layout(1, vec![Segment::columns(e, members)], members),
+            _ => None,
+        };
+        self.by_columns(&tensor, &layout)
+    }
+
+    fn linear_weight(
+        &self,
+        parts: &[HostTensor<'_>],
+        biases: &[HostTensor<'_>],
+    ) -> Result<GroupLinear<B>, KernelError> {
+        self.by_rows(parts, biases, |member, parts, biases| member.linear_weight(parts, biases))
+    }
+
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<GroupLinear<B>, KernelError> {
+        self.by_rows(&[weight], &[], |member, parts, _| member.head_weight(parts[0]))
+    }
+
+    fn linear(&self, x: &GroupTensor<B>, weight: &GroupLinear<B>) -> Result<GroupTensor<B>, KernelError> {
+        let x = self.whole(x)?;
+        self.spread(weight.outputs.clone(), |at, member| member.linear(&x.parts[at], &weight.parts[at]))
+    }
+
+    fn linear_add(
+        &self,
+        x: &GroupTensor<B>,
+        weight: &GroupLinear<B>,
+        residual: GroupTensor<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let rows = self.shape(x).first().copied().unwrap_or(0);
+        self.added(rows, |rows| self.rows(x, rows.start, rows.end), weight, &residual)
+    }
+
+    fn norm_linear(
+        &self,
+        x: &GroupTensor<B>,
+        (norm, eps): (&GroupTensor<B>, f32),
+        weight: &GroupLinear<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let x = self.whole(x)?;
+        self.spread(weight.outputs.clone(), |at, member| {
+            member.norm_linear(&x.parts[at], (&norm.parts[at], eps), &weight.parts[at])
+        })
+    }
+
+    fn norm_gated(
+        &self,
+        x: &GroupTensor<B>,
+        (norm, eps): (&GroupTensor<B>, f32),
+        gate_up: &GroupLinear<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let Some(segment) = pair(&gate_up.outputs) else {
+            return self.gated_silu(&self.norm_linear(x, (norm, eps), gate_up)?);
+        };
+        let x = self.whole(x)?;
+        self.spread(Split::layout(1, vec![segment], self.members.len()), |at, member| {
+            member.norm_gated(&x.parts[at], (&norm.parts[at], eps), &gate_up.parts[at])
+        })
+    }
+
+    fn norm_mlp(
+        &self,
+        x: &GroupTensor<B>,
+        norm: (&GroupTensor<B>, f32),
+        [gate_up, down]: [&GroupLinear<B>; 2],
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let (x, rows) = (self.whole(x)?, self.shape(x).first().copied().unwrap_or(0));
+        let gated = |rows: Range<usize>| self.norm_gated(&self.rows(&x, rows.start, rows.end)?, norm, gate_up);
+        self.added(rows, gated, down, &x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Cpu, CpuOptions, DType, Heads};
+
+    #[test]
+    fn rows_that_are_exchanged_piece_by_piece_are_what_they_are_at_once() {
+        let cpu = || Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let heads = Heads { query: 2, kv: 1, dim: 16 };
+        let group = DeviceGroup::new(vec![Arc::new(cpu()), Arc::new(cpu())], heads).unwrap();
+        let values = |count: usize| (0..count).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect::<Vec<_>>();
+        let weight: Vec<u8> = values(48 * 32).iter().flat_map(|value| value.to_le_bytes()).collect();
+        let weight = HostTensor { dtype: DType::F32, shape: &[48, 32], bytes: &weight };
+        let weight = group.linear_weight(&[weight], &[]).unwrap();
+        let (x, residual) =
+            (group.upload(&[11, 32], &values(11 * 32)).unwrap(), group.upload(&[11, 48], &values(11 * 48)).unwrap());
+        let split = Split::layout(1, vec![Segment::columns(32, 2)], 2);
+        let expected = group.download(&group.linear_add(&x, &weight, residual.clone()).unwrap()).unwrap();
+        for x in [&x, &group.dealt(&x, &split).unwrap()] {
+            for piece in [1, 3, 4, 11, 20] {
+                let rows = |rows: Range<usize>| group.rows(x, rows.start, rows.end);
+                let got = group.added_by_pieces((11, piece), rows, &weight, &residual).unwrap();
+                assert_eq!(group.download(&got).unwrap(), expected, "{piece} rows at a time");
+            }
+        }
+    }
+}

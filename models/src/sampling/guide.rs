@@ -1,0 +1,390 @@
+//! Answers that are held to a form: which tokens may come next, by llguidance's parser of the form and the bytes of the tokens.
+//! Chooses no token but those that close an answer whose room ends.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::{ParserLimits, TopLevelGrammar},
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie},
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{ModelError, Tokenizer};
+
+/// The form that an answer has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Constraint {
+    /// Any object of JSON.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Most bytes of a regular expression, and of a schema.
+const REGEX_BYTES: usize = 16 << 10;
+const SCHEMA_BYTES: usize = 256 << 10;
+/// Most texts to choose from, and bytes of them together.
+const CHOICES: (usize, usize) = (1024, 64 << 10);
+/// Longest time to compile a form, and how many are compiled at once.
+const COMPILED_WITHIN: Duration = Duration::from_secs(2);
+const COMPILED_AT_ONCE: usize = 4;
+/// Stack of a thread that compiles.
+const COMPILER_STACK: usize = 16 << 20;
+/// Most parts of a refused schema that are tried, to say which is at fault.
+const TRIED_PARTS: usize = 64;
+
+/// Threads that compile.
+static COMPILING: AtomicUsize = AtomicUsize::new(0);
+
+impl Constraint {
+    /// Compiles it, within bounds, so that no host has to refuse it.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] with the part at fault; [`ModelError::ConstraintTime`] where it takes too long.
+    pub fn check(&self) -> Result<(), ModelError> {
+        self.check_size()?;
+        let slow = || ModelError::ConstraintTime { seconds: COMPILED_WITHIN.as_secs() };
+        if COMPILING.fetch_add(1, Ordering::SeqCst) >= COMPILED_AT_ONCE {
+            COMPILING.fetch_sub(1, Ordering::SeqCst);
+            return Err(slow());
+        }
+        let (constraint, (told, heard)) = (self.clone(), mpsc::channel());
+        let compile = move || {
+            let checked = std::panic::catch_unwind(|| constraint.compiled());
+            COMPILING.fetch_sub(1, Ordering::SeqCst);
+            drop(told.send(checked));
+        };
+        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(COMPILER_STACK).spawn(compile);
+        if thread.is_err() {
+            COMPILING.fetch_sub(1, Ordering::SeqCst);
+            return Err(slow());
+        }
+        match heard.recv_timeout(COMPILED_WITHIN) {
+            Ok(Ok(checked)) => checked,
+            Ok(Err(_)) => Err(self.refused(String::new(), "the compiler of forms cannot take it")),
+            Err(_) => Err(slow()),
+        }
+    }
+
+    fn check_size(&self) -> Result<(), ModelError> {
+        let most = |what: &str, got: usize, most: usize| match got > most {
+            true => Err(self.refused(String::new(), &format!("it has {got} {what}, expected at most {most}"))),
+            false => Ok(()),
+        };
+        match self {
+            Self::JsonObject => Ok(()),
+            Self::JsonSchema(schema) => most("bytes", schema.to_string().len(), SCHEMA_BYTES),
+            Self::Regex(regex) => most("bytes", regex.len(), REGEX_BYTES),
+            Self::Choice(texts) if texts.is_empty() => Err(self.refused(String::new(), "there is nothing to choose")),
+            Self::Choice(texts) => {
+                most("texts", texts.len(), CHOICES.0)?;
+                most("bytes", texts.iter().map(String::len).sum(), CHOICES.1)
+            }
+        }
+    }
+
+    fn compiled(&self) -> Result<(), ModelError> {
+        let factory = Guides::of(&ApproximateTokEnv::single_byte_env(), &[])?;
+        let Err(cause) = factory.tried(self.grammar()) else { return Ok(()) };
+        let Self::JsonSchema(schema) = self else { return Err(self.refused(String::new(), &cause)) };
+        let (mut path, mut cause, mut left) = (String::new(), cause, TRIED_PARTS);
+        let mut part = schema;
+        while let Some((name, inner, inner_cause)) = factory.at_fault((schema, part), &mut left) {
+            path += &name;
+            (part, cause) = (inner, inner_cause);
+        }
+        Err(self.refused(path, &cause))
+    }
+
+    fn refused(&self, path: String, cause: &str) -> ModelError {
+        let what = match self {
+            Self::JsonObject | Self::JsonSchema(_) => "schema",
+            Self::Regex(_) => "regular expression",
+            Self::Choice(_) => "choice",
+        };
+        let cause = cause.chars().take(300).collect();
+        ModelError::Constraint { what, path: if path.is_empty() { "/".to_owned() } else { path }, cause }
+    }
+
+    fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Self::JsonObject => schema_grammar(&json!({ "type": "object" })),
+            Self::JsonSchema(schema) => schema_grammar(schema),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
+                TopLevelGrammar::from_regex(&format!("(?:{})", texts.join("|")))
+            }
+        }
+    }
+}
+
+/// JSON of a schema, with little room for blanks: a model that likes them would write nothing else.
+fn schema_grammar(schema: &Value) -> TopLevelGrammar {
+    let mut schema = schema.clone();
+    if let Some(schema) = schema.as_object_mut() {
+        let options = json!({ "whitespace_flexible": true, "whitespace_pattern": r"[ \n]{1,8}" });
+        schema.insert("x-guidance".to_owned(), options);
+    }
+    TopLevelGrammar::from_json_schema(schema)
+}
+
+/// What holds answers of one model to forms.
+pub struct Guides {
+    factory: ParserFactory,
+    /// Tokens that end an answer.
+    eos: Vec<u32>,
+    /// Tokens that close what is open, those first that close most.
+    closing: Vec<u32>,
+}
+
+impl Guides {
+    /// For the tokens of a model whose logits are `vocab` long, and whose answers end with `eos`.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] when the tokenizer's tokens are not what the parser takes.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, eos: &[u32]) -> Result<Self, ModelError> {
+        let words: Vec<Vec<u8>> = (0..vocab as u32).map(|id| tokenizer.guided_bytes(id)).collect();
+        let end = eos.first().copied().unwrap_or(0);
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut guides = Self::of(&env, eos)?;
+        let mut ids: BTreeMap<&[u8], u32> = BTreeMap::new();
+        for (word, id) in words.iter().zip(0..) {
+            ids.entry(word).or_insert(id);
+        }
+        guides.closing = [&b"}"[..], b"]", b"\"", b"0"].iter().filter_map(|word| ids.get(word).copied()).collect();
+        Ok(guides)
+    }
+
+    fn of(env: &TokEnv, eos: &[u32]) -> Result<Self, ModelError> {
+        let factory = ParserFactory::new(
+            env,
+            InferenceCapabilities::default(),
+            &llguidance::earley::SlicedBiasComputer::general_slices(),
+        );
+        let mut factory = factory.map_err(|error| ModelError::Constraint {
+            what: "tokenizer",
+            path: "/".to_owned(),
+            cause: error.to_string(),
+        })?;
+        factory.quiet();
+        *factory.limits_mut() =
+            ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
+        Ok(Self { factory, eos: eos.to_vec(), closing: Vec::new() })
+    }
+
+    /// Holds one answer to a form, of which tokens so far are to be accepted next.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] for one that [`Constraint::check`] refuses.
+    pub fn guide(&self, constraint: &Constraint) -> Result<Guide, ModelError> {
+        let mut matcher = Matcher::new(self.factory.create_parser(constraint.grammar()));
+        // It compiles what is compiled late.
+        matcher.compute_mask_or_eos().map_err(|error| constraint.refused(String::new(), &error.to_string()))?;
+        Ok(Guide { matcher, eos: self.eos.clone(), closing: self.closing.clone() })
+    }
+
+    fn tried(&self, grammar: TopLevelGrammar) -> Result<(), String> {
+        let mut matcher = Matcher::new(self.factory.create_parser(grammar));
+        matcher.compute_mask_or_eos().map(drop).map_err(|error| error.to_string())
+    }
+
+    /// A part of a refused schema that is refused alone: its name, itself and why.
+    fn at_fault<'s>(
+        &self,
+        (whole, part): (&Value, &'s Value),
+        left: &mut usize,
+    ) -> Option<(String, &'s Value, String)> {
+        for (name, inner) in parts(part) {
+            *left = left.checked_sub(1)?;
+            let mut alone = inner.clone();
+            if let (Some(alone), Some(defined)) = (alone.as_object_mut(), whole.as_object()) {
+                let definitions = ["$defs", "definitions"].iter().filter_map(|key| Some((*key, defined.get(*key)?)));
+                definitions.for_each(|(key, value)| drop(alone.insert(key.to_owned(), value.clone())));
+            }
+            if let Err(cause) = self.tried(schema_grammar(&alone)) {
+                return Some((name, inner, cause));
+            }
+        }
+        None
+    }
+}
+
+/// The schemas within a schema, by their paths.
+fn parts(schema: &Value) -> Vec<(String, &Value)> {
+    let mut parts = Vec::new();
+    let Some(fields) = schema.as_object() else { return parts };
+    for (name, value) in fields {
+        let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+        match (name.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(inner)) => {
+                parts.extend(inner.iter().map(|(key, part)| (format!("/{name}/{}", escaped(key)), part)));
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(inner)) => {
+                parts.extend(inner.iter().enumerate().map(|(at, part)| (format!("/{name}/{at}"), part)));
+            }
+            ("items" | "additionalProperties" | "not" | "if" | "then" | "else", Value::Object(_)) => {
+                parts.push((format!("/{name}"), value));
+            }
+            _ => {}
+        }
+    }
+    parts
+}
+
+/// One answer that is held to a form.
+pub struct Guide {
+    matcher: Matcher,
+    eos: Vec<u32>,
+    closing: Vec<u32>,
+}
+
+impl Guide {
+    /// Leaves in `logits (vocab)` those of tokens that may come next. `closes`: the answer's room ends, so that what is open is
+    /// closed where that can be.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] when the parser gives up, or nothing may come next.
+    pub fn mask(&mut self, logits: &mut [f32], closes: bool) -> Result<(), ModelError> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| lost(&error.to_string()))?;
+        let ends = self.matcher.is_accepting().is_ok_and(|accepting| accepting) || self.matcher.is_stopped();
+        if let Some(only) = self.closing(&mask, ends).filter(|_| closes) {
+            let keep = logits.get(only as usize).copied().unwrap_or_default().max(f32::MIN);
+            logits.fill(f32::NEG_INFINITY);
+            logits.get_mut(only as usize).into_iter().for_each(|logit| *logit = keep);
+            return Ok(());
+        }
+        let mut some = false;
+        for (id, logit) in (0u32..).zip(logits.iter_mut()) {
+            let allowed = if self.eos.contains(&id) { ends } else { (id as usize) < mask.len() && mask.is_allowed(id) };
+            match allowed {
+                true => some |= *logit > f32::NEG_INFINITY,
+                false => *logit = f32::NEG_INFINITY,
+            }
+        }
+        if some { Ok(()) } else { Err(lost("no token may come next")) }
+    }
+
+    /// What closes most of what is open.
+    fn closing(&self, mask: &SimpleVob, ends: bool) -> Option<u32> {
+        let end = self.eos.first().copied().filter(|_| ends);
+        end.or_else(|| self.closing.iter().copied().find(|id| (*id as usize) < mask.len() && mask.is_allowed(*id)))
+    }
+
+    /// The answer goes on with this token.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] when it may not.
+    pub fn accept(&mut self, id: u32) -> Result<(), ModelError> {
+        if self.eos.contains(&id) {
+            return Ok(());
+        }
+        self.matcher.consume_token(id).map_err(|error| lost(&error.to_string()))
+    }
+
+    /// Nothing can follow: the answer is whole.
+    pub fn is_whole(&self) -> bool {
+        self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+}
+
+fn lost(cause: &str) -> ModelError {
+    let cause = cause.chars().take(300).collect();
+    ModelError::Constraint { what: "form of the answer", path: "/".to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
+    use super::*;
+    use crate::{Checkpoint, Sampler, Sampling};
+
+    /// An answer of a model that likes every token as much, held to a form.
+    fn answer(constraint: &Constraint, seed: u64, most: usize) -> (String, bool) {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (tokenizer, config) = (Tokenizer::from_checkpoint(&checkpoint).unwrap(), checkpoint.config().clone());
+        let guides = Guides::new(&tokenizer, config.vocab, &config.eos).unwrap();
+        let mut guide = guides.guide(constraint).unwrap();
+        let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() });
+        let (mut random, mut ids) = (StdRng::seed_from_u64(seed), Vec::new());
+        while ids.len() < most {
+            let mut logits: Vec<f32> = (0..config.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
+            guide.mask(&mut logits, 2 * ids.len() > most).unwrap();
+            let id = sampler.next(&logits);
+            if config.eos.contains(&id) {
+                return (tokenizer.decode(&ids).unwrap(), true);
+            }
+            guide.accept(id).unwrap();
+            ids.push(id);
+            if guide.is_whole() {
+                return (tokenizer.decode(&ids).unwrap(), true);
+            }
+        }
+        (tokenizer.decode(&ids).unwrap(), false)
+    }
+
+    #[test]
+    fn answers_have_their_form_whatever_the_model_likes() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+                "inner": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": false},
+            },
+            "required": ["name", "age", "inner"], "additionalProperties": false,
+        });
+        for seed in 0..8 {
+            let (text, whole) = answer(&Constraint::JsonSchema(schema.clone()), seed, 200);
+            assert!(whole, "{text}");
+            let value: Value = serde_json::from_str(&text).expect(&text);
+            assert!(value["name"].is_string() && value["age"].as_u64().is_some_and(|age| age <= 150), "{text}");
+            assert!(value["inner"]["x"].is_number() && value.as_object().unwrap().len() <= 4, "{text}");
+            let (text, whole) = answer(&Constraint::JsonObject, seed, 120);
+            assert!(whole && serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+            let (text, _) = answer(&Constraint::Regex("[a-c]{3}-[0-9]{2}".to_owned()), seed, 40);
+            assert!(regex::Regex::new("^[a-c]{3}-[0-9]{2}$").unwrap().is_match(&text), "{text}");
+            let choice = Constraint::Choice(vec!["yes (a)".to_owned(), "no*".to_owned()]);
+            assert!(["yes (a)", "no*"].contains(&answer(&choice, seed, 40).0.as_str()));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_compiled_is_refused_with_its_place() {
+        let wrong = json!({
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "(?<=x)y"}}},
+        });
+        let refused = Constraint::JsonSchema(wrong).check().unwrap_err().to_string();
+        assert!(refused.contains("/properties/a/items"), "{refused}");
+        for wrong in [
+            Constraint::JsonSchema(json!({"type": "nothing"})),
+            Constraint::Regex("(".to_owned()),
+            Constraint::Choice(Vec::new()),
+            Constraint::Regex("a".repeat(REGEX_BYTES + 1)),
+            Constraint::JsonSchema(json!({"type": "string", "minLength": 5, "maxLength": 2})),
+        ] {
+            assert_eq!(wrong.check().unwrap_err().code(), "constraint", "{wrong:?}");
+        }
+        Constraint::JsonObject.check().unwrap();
+    }
+}

@@ -1,0 +1,236 @@
+//! Tools that a request names, and how the model is told of them. Calls none.
+
+use asterism_models::{ChatTurn, Constraint, Speaker, Tooling, tools_as_text};
+use serde_json::{Value, json};
+
+use super::fields::{Fields, wrong};
+use crate::api::{
+    http::error::Refusal,
+    openai::{Checked, refusal},
+};
+
+/// Most tools of a request, and letters of a name.
+const MOST_TOOLS: usize = 128;
+const NAME_LETTERS: usize = 128;
+
+/// Tools of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tools {
+    /// As OpenAI's clients describe them.
+    pub described: Vec<Value>,
+    /// Their names.
+    pub names: Vec<String>,
+    /// Whether the model has to call one.
+    pub choice: ToolChoice,
+}
+
+/// Whether the model has to call a tool.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToolChoice {
+    /// As it likes.
+    Auto,
+    /// One of them.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// The tools of a request, unless it has none or wants none called.
+pub fn take(fields: &mut Fields) -> Checked<Option<Tools>> {
+    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    let choice = fields.value("tool_choice");
+    if tools.len() > MOST_TOOLS {
+        return Err(Refusal::invalid(
+            "tools",
+            format!("there are {} tools, expected at most {MOST_TOOLS}", tools.len()),
+        ));
+    }
+    let mut names: Vec<String> = Vec::with_capacity(tools.len());
+    let mut described = Vec::with_capacity(tools.len());
+    for (at, tool) in tools.into_iter().enumerate() {
+        let (name, tool) = tool_of(at, tool)?;
+        if names.contains(&name) {
+            return Err(Refusal::invalid("tools", format!("two tools are called {name}")));
+        }
+        names.push(name);
+        described.push(tool);
+    }
+    let Some(choice) = chosen(choice, &names)? else { return Ok(None) };
+    if names.is_empty() {
+        return match choice {
+            ToolChoice::Auto => Ok(None),
+            _ => Err(Refusal::invalid("tool_choice", "a tool is to be called, and there are no tools")),
+        };
+    }
+    Ok(Some(Tools { described, names, choice }))
+}
+
+/// A tool's name, and itself as templates expect it: Responses write it without a level.
+fn tool_of(at: usize, tool: Value) -> Checked<(String, Value)> {
+    let refused = |what: &str| Refusal::invalid("tools", format!("tool {at} {what}"));
+    match tool.get("type").and_then(Value::as_str) {
+        Some("function") => {}
+        Some(kind) => {
+            let shown: String = kind.chars().take(40).collect();
+            return Err(refusal::unsupported("tools", &format!("tool {at} is of type {shown:?}, expected function")));
+        }
+        None => return Err(refused("has no type, expected function")),
+    }
+    let tool = match tool.get("function") {
+        Some(_) => tool,
+        None => {
+            let mut function = tool;
+            let fields = function.as_object_mut().ok_or_else(|| refused("is no object"))?;
+            fields.shift_remove("type");
+            json!({ "type": "function", "function": function })
+        }
+    };
+    let function = &tool["function"];
+    let name = function.get("name").and_then(Value::as_str).ok_or_else(|| refused("has no name"))?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+    if !(1..=NAME_LETTERS).contains(&name.len()) || !name.bytes().all(plain) {
+        return Err(refused(&format!(
+            "has a name that is not 1 to {NAME_LETTERS} letters, digits, '-', '_', '.', ':' or '/'"
+        )));
+    }
+    if function.get("parameters").is_some_and(|parameters| !parameters.is_object() && !parameters.is_null()) {
+        return Err(refused("has parameters that are no JSON schema"));
+    }
+    Ok((name.to_owned(), tool))
+}
+
+fn chosen(choice: Option<Value>, names: &[String]) -> Checked<Option<ToolChoice>> {
+    let Some(choice) = choice else { return Ok(Some(ToolChoice::Auto)) };
+    let named = choice.get("function").unwrap_or(&choice).get("name").and_then(Value::as_str);
+    match (choice.as_str(), named) {
+        (Some("none"), _) => Ok(None),
+        (Some("auto"), _) => Ok(Some(ToolChoice::Auto)),
+        (Some("required"), _) => Ok(Some(ToolChoice::Required)),
+        (None, Some(name)) if names.iter().any(|known| known == name) => Ok(Some(ToolChoice::Named(name.to_owned()))),
+        (None, Some(name)) => {
+            let name: String = name.chars().take(80).collect();
+            Err(Refusal::invalid("tool_choice", format!("there is no tool {name:?}")))
+        }
+        _ => Err(wrong(
+            "tool_choice",
+            &"expected none, auto, required or {\"type\": \"function\", \"function\": {\"name\": NAME}}",
+        )),
+    }
+}
+
+impl Tools {
+    /// The form that an answer has which has to be a call.
+    pub fn form(&self) -> Option<Constraint> {
+        let schema = |function: &Value| match &function["parameters"] {
+            Value::Null => json!({ "type": "object" }),
+            schema => schema.clone(),
+        };
+        let functions = || self.described.iter().map(|tool| &tool["function"]);
+        match &self.choice {
+            ToolChoice::Auto => None,
+            ToolChoice::Named(name) => {
+                functions().find(|function| function["name"] == **name).map(schema).map(Constraint::JsonSchema)
+            }
+            ToolChoice::Required => {
+                let call = |function: &Value| {
+                    json!({
+                        "type": "object",
+                        "properties": { "name": { "const": function["name"] }, "arguments": schema(function) },
+                        "required": ["name", "arguments"],
+                        "additionalProperties": false,
+                    })
+                };
+                Some(Constraint::JsonSchema(json!({ "anyOf": functions().map(call).collect::<Vec<_>>() })))
+            }
+        }
+    }
+}
+
+/// A conversation for a template that has no place for tools: they are described in its first message, and what was called and came
+/// of it is text.
+pub fn without_tools(turns: Vec<ChatTurn>, tools: &[Value]) -> Vec<ChatTurn> {
+    let mut plain: Vec<ChatTurn> = turns.into_iter().map(as_text).collect();
+    if tools.is_empty() {
+        return plain;
+    }
+    let described = tools_as_text(tools);
+    match plain.first_mut().filter(|first| first.speaker == Speaker::System) {
+        Some(first) => first.text = format!("{}\n\n{described}", first.text),
+        None => plain.insert(0, ChatTurn::new(Speaker::System, described)),
+    }
+    plain
+}
+
+fn as_text(turn: ChatTurn) -> ChatTurn {
+    let ChatTurn { speaker, mut text, tooling } = turn;
+    let Tooling { calls, .. } = *tooling.unwrap_or_default();
+    for call in calls {
+        let call = json!({ "name": call.name, "arguments": call.arguments });
+        let before = if text.is_empty() { "" } else { "\n" };
+        text += &format!("{before}<tool_call>\n{call}\n</tool_call>");
+    }
+    match speaker {
+        Speaker::Tool => ChatTurn::new(Speaker::User, format!("<tool_response>\n{text}\n</tool_response>")),
+        speaker => ChatTurn::new(speaker, text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_models::ToolCall;
+
+    use super::*;
+
+    fn taken(body: Value) -> Checked<Option<Tools>> {
+        take(&mut serde_json::from_value(body).expect("an object"))
+    }
+
+    fn weather() -> Value {
+        json!({"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}})
+    }
+
+    #[test]
+    fn tools_are_taken_as_both_apis_write_them() {
+        assert_eq!(taken(json!({})).unwrap(), None);
+        assert_eq!(taken(json!({"tools": [weather()], "tool_choice": "none"})).unwrap(), None);
+        let auto = taken(json!({"tools": [weather()]})).unwrap().unwrap();
+        assert_eq!((auto.names, auto.choice), (vec!["weather".to_owned()], ToolChoice::Auto));
+        let flat = json!({"type": "function", "name": "weather", "parameters": weather()["function"]["parameters"]});
+        let named = json!({"tools": [flat], "tool_choice": {"type": "function", "name": "weather"}});
+        let named = taken(named).unwrap().unwrap();
+        assert_eq!(named.described, [weather()]);
+        assert_eq!(named.form(), Some(Constraint::JsonSchema(weather()["function"]["parameters"].clone())));
+        let required = taken(json!({"tools": [weather()], "tool_choice": "required"})).unwrap().unwrap();
+        required.form().expect("a form").check().unwrap();
+        for (body, cause) in [
+            (json!({"tools": [{"type": "web_search"}]}), "web_search"),
+            (json!({"tools": [weather(), weather()]}), "two tools"),
+            (json!({"tools": [{"type": "function", "function": {}}]}), "no name"),
+            (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "a name that"),
+            (json!({"tools": [weather()], "tool_choice": {"function": {"name": "time"}}}), "no tool"),
+            (json!({"tool_choice": "required"}), "no tools"),
+            (json!({"tools": [weather()], "tool_choice": 3}), "expected none"),
+        ] {
+            let refused = taken(body.clone()).unwrap_err().to_string();
+            assert!(refused.contains(cause), "{body}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_template_without_tools_is_told_of_them_in_words() {
+        let call = ToolCall { id: "1".into(), name: "weather".into(), arguments: json!({"city": "Oslo"}) };
+        let tooling = Some(Box::new(Tooling { is_mute: true, calls: vec![call], ..Tooling::default() }));
+        let turns = vec![
+            ChatTurn::new(Speaker::User, "How is it in Oslo?"),
+            ChatTurn { speaker: Speaker::Assistant, text: String::new(), tooling },
+            ChatTurn::new(Speaker::Tool, "cold"),
+        ];
+        let plain = without_tools(turns, &[weather()]);
+        assert!(plain[0].speaker == Speaker::System && plain[0].text.contains("\"weather\""));
+        assert_eq!(
+            plain[2].text,
+            "<tool_call>\n{\"name\":\"weather\",\"arguments\":{\"city\":\"Oslo\"}}\n</tool_call>"
+        );
+        assert_eq!((plain[3].speaker, &*plain[3].text), (Speaker::User, "<tool_response>\ncold\n</tool_response>"));
+    }
+}

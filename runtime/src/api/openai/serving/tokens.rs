@@ -1,0 +1,117 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them: the ids of a text or of a conversation, and the text of ids. Makes no job.
+
+use std::time::Duration;
+
+use actix_web::{
+    HttpRequest, HttpResponse, post,
+    web::{Data, block},
+};
+use asterism_actors::{JobError, api::Prompt, supervisor::ModelFront};
+use asterism_models::{ChatTurn, Ending, RenderOptions};
+use serde_json::{Value, json};
+
+use crate::api::{
+    http::{
+        body::{charged, intake::Taken},
+        error::Refusal,
+    },
+    openai::{
+        ApiState, Checked,
+        answers::answer,
+        chat, refusal,
+        requests::fields::{Fields, PromptInput},
+    },
+};
+
+/// Bytes that an id takes while an answer is built.
+const OF_ID: usize = 64;
+
+/// What is to be cut.
+enum Subject {
+    Text { text: String, around: bool },
+    Conversation { turns: Vec<ChatTurn>, ending: Ending },
+}
+
+#[post("/tokenize")]
+pub async fn tokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
+    let (mut fields, _share) = taken.into_parts();
+    let (subject, strings) = subject(&state, &mut fields)?;
+    let model = state.supervisor.model().clone();
+    let read = block(move || {
+        ids(&model, subject).map(|ids| {
+            let strings: Option<Vec<String>> = strings.then(|| ids.iter().map(|id| written(&model, *id)).collect());
+            (ids, strings)
+        })
+    });
+    let read = read.await.map_err(|error| Refusal::failed("internal", error))?;
+    let (ids, strings) = read.map_err(|error| refusal::of_job(error, "prompt"))?;
+    let most = state.supervisor.model().max_tokens;
+    charged::json(
+        &request,
+        OF_ID * ids.len(),
+        || json!({ "count": ids.len(), "max_model_len": most, "tokens": ids, "token_strs": strings }),
+    )
+    .await
+}
+
+fn written(model: &ModelFront, id: u32) -> String {
+    String::from_utf8_lossy(&model.token_bytes(id)).into_owned()
+}
+
+/// What is to be cut, and whether its tokens are told as texts, too.
+fn subject(state: &ApiState, fields: &mut Fields) -> Checked<(Subject, bool)> {
+    let mut fields = std::mem::take(fields);
+    let model = state.supervisor.model();
+    if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
+        return Err(refusal::no_model(&asked, &model.name));
+    }
+    let strings = fields.take("return_token_strs")?.unwrap_or(false);
+    let subject = match (fields.prompt.take(), fields.messages.take()) {
+        (Some(PromptInput::One(Prompt::Text(text))), None) => {
+            Subject::Text { text, around: fields.take("add_special_tokens")?.unwrap_or(true) }
+        }
+        (None, Some(messages)) => {
+            let turns = chat::read(messages, "messages")?;
+            fields.take::<bool>("add_special_tokens")?;
+            let ending = chat::ending(&mut fields, &turns)?;
+            Subject::Conversation { turns, ending }
+        }
+        _ => return Err(Refusal::invalid("prompt", "expected one text as prompt, or messages")),
+    };
+    fields.finish()?;
+    Ok((subject, strings))
+}
+
+fn ids(model: &ModelFront, subject: Subject) -> Result<Vec<u32>, JobError> {
+    match subject {
+        Subject::Text { text, around } => model.text_ids(text, around),
+        Subject::Conversation { turns, ending } => {
+            let date = model.date(None, Duration::from_secs(answer::unix_time()));
+            let (context, query) = model.conversation(turns, RenderOptions::on(date).ending(ending))?;
+            model.rendered_ids(context, query)
+        }
+    }
+}
+
+#[post("/detokenize")]
+pub async fn detokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<TokenList>) -> Checked<HttpResponse> {
+    let (TokenList { tokens, .. }, _share) = taken.into_parts();
+    let model = state.supervisor.model().clone();
+    if tokens.len() > model.max_tokens {
+        let message = format!("there are {} tokens, expected at most {}", tokens.len(), model.max_tokens);
+        return Err(Refusal::invalid("tokens", message));
+    }
+    let read = block(move || model.text_of(&tokens)).await;
+    let text = read.map_err(|error| Refusal::failed("internal", error))?;
+    let text = text.map_err(|error| refusal::of_job(error, "tokens"))?;
+    charged::json(&request, 8 * text.len(), || -> Value { json!({ "prompt": text }) }).await
+}
+
+/// Ids to be read.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenList {
+    tokens: Vec<u32>,
+    #[serde(default, rename = "model")]
+    _model: Option<String>,
+}

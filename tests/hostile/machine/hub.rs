@@ -1,0 +1,268 @@
+//! Hubs that cut transfers, hand out something else, refuse, or have more than the disk takes; and two pulls at once.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use serde_json::{Value, json};
+use tests::{Cluster, ClusterSpec, DEADLINE, golden};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+const COMMIT: &str = "0123456789012345678901234567890123456789";
+const WEIGHTS: &str = "model.safetensors";
+
+/// A server that speaks the hub's paths. What it does, a repository's name says.
+struct Hub {
+    address: String,
+    seen: Arc<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// How often each path was asked for, with the tokens and ranges that came with it.
+    asked: Mutex<HashMap<String, Vec<(Option<String>, Option<u64>)>>>,
+    changed: Condvar,
+}
+
+impl Hub {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (address, seen) =
+            (format!("http://{}", listener.local_addr().expect("an address")), Arc::<Seen>::default());
+        let shared = seen.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let seen = shared.clone();
+                thread::spawn(move || serve(stream, &seen));
+            }
+        });
+        Self { address, seen }
+    }
+
+    /// A command with its cache in a folder.
+    fn command(&self, folder: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(folder).stdin(Stdio::null()).env_remove("HF_TOKEN").env("NO_COLOR", "1");
+        command.env("HF_ENDPOINT", &self.address).env("HF_HUB_CACHE", folder.join("cache"));
+        command.env("HF_HOME", folder.join("home"));
+        command
+    }
+
+    fn run(&self, folder: &Path, arguments: &[&str]) -> Output {
+        self.command(folder, arguments).output().expect("the binary under test")
+    }
+
+    fn asked(&self, path: &str) -> Vec<(Option<String>, Option<u64>)> {
+        self.seen.asked.lock().expect("no panic holds it").get(path).cloned().unwrap_or_default()
+    }
+}
+
+fn model() -> std::path::PathBuf {
+    golden().join("models/tiny-qwen2")
+}
+
+fn hash_of(path: &Path, program: &[&str]) -> String {
+    let output = Command::new(program[0]).args(&program[1..]).arg(path).output().expect("a program that hashes");
+    String::from_utf8_lossy(&output.stdout).split_whitespace().next().expect("a hash").to_owned()
+}
+
+fn listing(name: &str) -> Value {
+    let sibling = |file: &str| {
+        let path = model().join(file);
+        let bytes = fs::metadata(&path).expect("a file").len();
+        match file {
+            WEIGHTS => {
+                let sha256 = match name {
+                    "wrong" => "ab".repeat(32),
+                    _ => hash_of(&path, &["sha256sum"]),
+                };
+                let size = if name == "huge" { 1 << 60 } else { bytes };
+                json!({"rfilename": file, "size": size, "lfs": {"sha256": sha256, "size": size}})
+            }
+            // Of small files only the headers say what they are.
+            "config.json" => json!({"rfilename": file}),
+            _ => json!({"rfilename": file, "size": bytes, "blobId": hash_of(&path, &["git", "hash-object"])}),
+        }
+    };
+    let mut siblings: Vec<Value> = ["config.json", "tokenizer.json", WEIGHTS].map(sibling).into();
+    siblings.push(json!({"rfilename": if name == "escape" { "../../escaped" } else { "README.md" }, "size": 1}));
+    json!({"sha": COMMIT, "siblings": siblings})
+}
+
+fn serve(mut stream: TcpStream, seen: &Seen) {
+    let mut lines = BufReader::new(stream.try_clone().expect("a stream")).lines().map_while(Result::ok);
+    let Some(first) = lines.next() else { return };
+    let (mut token, mut range) = (None, None);
+    for line in lines.by_ref().take_while(|line| !line.is_empty()) {
+        let (name, value) = line.split_once(": ").unwrap_or_default();
+        match name.to_lowercase().as_str() {
+            "authorization" => token = Some(value.to_owned()),
+            "range" => range = value.trim_start_matches("bytes=").trim_end_matches('-').parse::<u64>().ok(),
+            _ => {}
+        }
+    }
+    let mut words = first.split_whitespace();
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default().to_owned());
+    let count = {
+        let mut asked = seen.asked.lock().expect("no panic holds it");
+        let asks = asked.entry(path.clone()).or_default();
+        asks.push((token.clone(), range));
+        seen.changed.notify_all();
+        asks.len()
+    };
+    let parts: Vec<&str> = path.split(['/', '?']).filter(|part| !part.is_empty()).collect();
+    let (name, file) = match parts[..] {
+        ["api", "models", _, name, "revision", ..] => (name, None),
+        [_, name, "resolve", COMMIT, file] => (name, Some(file)),
+        _ => return answer(&mut stream, "404 Not Found", &[], b""),
+    };
+    match (name, file) {
+        ("gone", _) => answer(&mut stream, "404 Not Found", &[], b""),
+        ("private", _) if token.as_deref() != Some("Bearer secret") => {
+            answer(&mut stream, "401 Unauthorized", &[], b"");
+        }
+        (_, None) => answer(&mut stream, "200 OK", &[], listing(name).to_string().as_bytes()),
+        (_, Some(file)) => hand_out(&mut stream, (name, file, method), (range, count), seen),
+    }
+}
+
+fn hand_out(
+    stream: &mut TcpStream,
+    (name, file, method): (&str, &str, &str),
+    (range, count): (Option<u64>, usize),
+    seen: &Seen,
+) {
+    let path = model().join(file);
+    let bytes = fs::read(&path).expect("a file");
+    if method == "HEAD" {
+        let hash = format!("etag: \"{}\"", hash_of(&path, &["git", "hash-object"]));
+        return answer(stream, "200 OK", &[&hash, &format!("x-linked-size: {}", bytes.len())], b"");
+    }
+    if name == "together" && file == WEIGHTS {
+        // The second pull has begun, and finds this one at it.
+        let listing = format!("/api/models/org/{name}/revision/main?blobs=true");
+        let asked = seen.asked.lock().expect("no panic holds it");
+        let alone = |asked: &mut HashMap<String, Vec<_>>| asked.get(&listing).map_or(0, Vec::len) < 2;
+        drop(seen.changed.wait_timeout_while(asked, DEADLINE, alone).expect("no panic holds it"));
+    }
+    let start = range.unwrap_or(0) as usize;
+    let cut = match (name, file == WEIGHTS) {
+        ("cut", true) if count < 3 => bytes.len() * count / 4,
+        ("stuck", true) => 1000,
+        _ => bytes.len(),
+    };
+    let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
+    let part = &bytes[start..cut.max(start)];
+    let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", bytes.len() - start);
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(part));
+}
+
+fn answer(stream: &mut TcpStream, status: &str, headers: &[&str], body: &[u8]) {
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{headers}connection: close\r\n\r\n", body.len());
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+}
+
+fn printed(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Ends with an exit code and says so in some words.
+fn refuses(output: &Output, exit: i32, words: &[&str]) {
+    let printed = printed(output);
+    assert_eq!(output.status.code(), Some(exit), "{printed}");
+    words.iter().for_each(|word| assert!(printed.contains(word), "{word} in {printed}"));
+}
+
+#[test]
+fn a_model_is_pulled_once_and_named_from_then_on() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let pulled = hub.run(folder.path(), &["model", "pull", "org/fine", "-o", "json"]);
+    assert!(pulled.status.success(), "{}", printed(&pulled));
+    let report: Value = serde_json::from_slice(&pulled.stdout).expect("JSON");
+    assert_eq!((&report["files"], &report["fetched"], &report["revision"]), (&json!(3), &json!(3), &json!(COMMIT)));
+    let snapshot = folder.path().join("cache/models--org--fine/snapshots").join(COMMIT);
+    assert_eq!(fs::read(snapshot.join(WEIGHTS)).expect("weights"), fs::read(model().join(WEIGHTS)).expect("weights"));
+    assert!(fs::read_link(snapshot.join(WEIGHTS)).expect("a link").starts_with("../../blobs"));
+    let again = hub.run(folder.path(), &["model", "pull", "org/fine", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&again.stdout).expect("JSON");
+    assert_eq!(report["fetched"], json!(0));
+    for (verb, words) in [
+        (&["model", "list"][..], &["org/fine", "012345678901"][..]),
+        (&["model", "inspect", "org/fine"], &["qwen2"]),
+        (&["model", "verify", "org/fine"], &["all with the right hash", "finite"]),
+    ] {
+        refuses(&hub.run(folder.path(), verb), 0, words);
+    }
+    let spec = ClusterSpec { contexts: 1, model: None, method: "[attention.star]", listen: "127.0.0.1:0".to_string() };
+    let cluster = Cluster::written(BINARY, &spec, |text| format!("{text}\n[model]\npath = \"org/fine\"\n"));
+    let validate = cluster.command(&["validate"]).env("HF_HUB_CACHE", folder.path().join("cache")).output();
+    refuses(&validate.expect("the binary under test"), 0, &[]);
+    let blob = fs::canonicalize(snapshot.join("tokenizer.json")).expect("a blob");
+    fs::write(blob, b"{}").expect("a blob");
+    refuses(&hub.run(folder.path(), &["model", "verify", "org/fine"]), 1, &["1 of 3 files", "another hash"]);
+    refuses(&hub.run(folder.path(), &["model", "rm", "org/fine"]), 0, &["removed org/fine"]);
+    refuses(&hub.run(folder.path(), &["model", "rm", "org/fine"]), 5, &["org/fine"]);
+    refuses(&hub.run(folder.path(), &["model", "inspect", "org/fine"]), 2, &["asterism model pull org/fine"]);
+}
+
+#[test]
+fn a_transfer_that_is_cut_goes_on_where_it_ended() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/cut"]), 0, &["3 fetched"]);
+    let quarter = fs::metadata(model().join(WEIGHTS)).expect("weights").len() / 4;
+    let ranges: Vec<_> =
+        hub.asked(&format!("/org/cut/resolve/{COMMIT}/{WEIGHTS}")).into_iter().map(|ask| ask.1).collect();
+    assert_eq!(ranges, [None, Some(quarter), Some(2 * quarter)]);
+    let stuck = hub.run(folder.path(), &["model", "pull", "org/stuck"]);
+    refuses(&stuck, 3, &["model.safetensors", "ended after 1000 of", "pull again: it goes on where it ended"]);
+    assert!(!folder.path().join("cache/models--org--stuck/snapshots").join(COMMIT).join(WEIGHTS).exists());
+}
+
+#[test]
+fn what_a_hub_should_not_hand_out_is_not_kept() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let wrong = hub.run(folder.path(), &["model", "pull", "org/wrong"]);
+    refuses(&wrong, 1, &["model.safetensors", "expected SHA-256 abab", "thrown away"]);
+    let blobs = fs::read_dir(folder.path().join("cache/models--org--wrong/blobs")).expect("blobs").count();
+    assert_eq!(blobs, 1, "the file before it");
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/escape"]), 3, &["\"../../escaped\" is no name of a file"]);
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/huge"]), 4, &["bytes are needed", "free some space"]);
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/fine:no.gguf"]), 5, &["no file no.gguf", WEIGHTS]);
+}
+
+#[test]
+fn who_may_not_have_a_model_is_told_so() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/private"]), 6, &["HTTP 401", "HF_TOKEN_PATH"]);
+    refuses(&hub.run(folder.path(), &["model", "pull", "org/gone"]), 5, &["no model org/gone"]);
+    refuses(&hub.run(folder.path(), &["model", "pull", "../etc"]), 2, &["no name of a hub"]);
+    let token = folder.path().join("token.txt");
+    fs::write(&token, "secret\n").expect("a file");
+    let named = hub.command(folder.path(), &["model", "pull", "org/private"]).env("HF_TOKEN_PATH", &token).output();
+    refuses(&named.expect("the binary under test"), 0, &["3 fetched"]);
+    let away =
+        hub.command(folder.path(), &["model", "pull", "org/fine"]).env("HF_ENDPOINT", "http://127.0.0.1:1").output();
+    refuses(&away.expect("the binary under test"), 3, &["cannot be fetched", "HF_ENDPOINT"]);
+}
+
+#[test]
+fn two_pulls_at_once_fetch_a_file_once() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let pulls = [(); 2].map(|()| {
+        let mut command = hub.command(folder.path(), &["model", "pull", "org/together"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary under test")
+    });
+    for pull in pulls {
+        refuses(&pull.wait_with_output().expect("an end"), 0, &["org/together"]);
+    }
+    assert_eq!(hub.asked(&format!("/org/together/resolve/{COMMIT}/{WEIGHTS}")).len(), 1);
+    refuses(&hub.run(folder.path(), &["model", "verify", "org/together"]), 0, &["3, all with the right hash"]);
+}
