@@ -18,6 +18,8 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/backup.rs"]
 mod backup;
+#[path = "survival/chats.rs"]
+mod chats;
 #[path = "survival/sessions.rs"]
 mod sessions;
 #[path = "survival/stopping.rs"]

@@ -220,6 +220,7 @@ fn host_commands() {
             ticket,
             room: Some(1 << 30),
             trace: trace.clone(),
+            identities: vec![(1, [7; 32]), (2, [9; 32])],
         }),
         HostCommand::Generate(Generate {
             job: 1,
@@ -243,7 +244,7 @@ fn host_commands() {
         HostCommand::Refuse { reason: "another host has that name".into() },
         HostCommand::Holders { job: 1, holders: holders() },
         HostCommand::Stop { job: 1 },
-        HostCommand::Release { context: 1 },
+        HostCommand::Release { context: 1, keep: true },
         HostCommand::Kill { host: "context-0".into(), start: 9 },
         HostCommand::Shutdown,
     ]);

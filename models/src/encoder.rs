@@ -4,6 +4,7 @@
 mod all_to_all;
 mod broadcast;
 mod chained;
+mod identity;
 mod local;
 mod max_pool;
 mod passing;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Partial, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
+pub use identity::{ShardIdentity, shard_identities};
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
 pub use retaining::{RetainingHeads, check_retaining_heads};

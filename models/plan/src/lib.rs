@@ -21,7 +21,7 @@ pub use cost::forecast::{Calibration, Conditions, Forecast, StepSeconds};
 pub use cost::{Carried, Cost, HeadShare, HostCost, ModelShape, exact_layers};
 pub use error::PlanError;
 pub use method::{Method, bare_shards, one_shard};
-pub use methods::{Alternative, MethodConfig};
+pub use methods::{APPENDED_TOKENS, Alternative, MethodConfig};
 pub use plan::refresh::{HiddenKeys, Refresh};
 pub use plan::{
     Choice, ContextView, Exchange, FAN_IN, InputDigest, KeptShard, MergeNode, MergeTree, Passing, PassingScore, Plan,

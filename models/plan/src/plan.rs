@@ -144,6 +144,11 @@ impl Plan {
         alone
     }
 
+    /// Whether its shards are a chain: one host encodes them in order, each behind those before it.
+    pub fn is_chain(&self) -> bool {
+        self.shards.iter().any(|shard| shard.behind > 0)
+    }
+
     /// Tokens up to the end of a question of so many, as positions count them.
     pub fn length(&self, query: usize) -> u64 {
         u64::from(self.query_start) + query as u64

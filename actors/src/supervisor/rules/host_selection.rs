@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use asterism_models::ShardIdentity;
+
 use crate::{
     api::Role,
     error::JobError,
@@ -179,7 +181,8 @@ impl<'a> HostSelection<'a> {
         let takes = |host| self.hosts.at(host).takes_work() && fit(host);
         let demands = demands(&context.prepared, &context.reused, blocks);
         let candidates = self.candidates(|load| load.kv_bytes, takes);
-        place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref())
+        let found = place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref());
+        found.map(|hosts| of_one_host(context, hosts))
     }
 
     /// Those that others could not reach are better than none.
@@ -190,7 +193,7 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.with_room(takes))
+            place(&self.with_room(takes)).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -218,12 +221,17 @@ impl<'a> HostSelection<'a> {
 
     /// Hosts that encoded some of its shards lately, all of equal numerics.
     fn known_homes(&self, lately: &RecentEncoders, context: &Context) -> BTreeMap<usize, usize> {
-        let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
+        let identities = context.prepared.identities.iter().enumerate().take(context.plan().shards.len());
         let is_slow = |host: usize| self.config.avoid_stragglers && self.hosts.at(host).pace.is_slow();
         let takes =
             |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host) && !is_slow(*host);
-        let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
-        let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
+        let home = |(block, identity): (usize, &ShardIdentity)| Some((block, lately.find(identity).filter(takes)?));
+        let mut homes: BTreeMap<usize, usize> = identities.filter_map(home).collect();
+        if context.plan().is_chain() {
+            // One host holds all: the one that has the beginning.
+            let first = homes.first_key_value().map(|(_, host)| *host);
+            homes.retain(|_, host| Some(*host) == first);
+        }
         let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());
         homes.retain(|_, host| numerics.as_ref() == Some(&self.hosts.at(*host).numerics));
         homes
@@ -251,7 +259,14 @@ impl<'a> HostSelection<'a> {
         }
         let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
         let demands = demands(prepared, &context.reused, &rest);
-        let placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let mut placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        if context.plan().is_chain() {
+            let first = *homes.values().next()?;
+            let fits = candidates.iter().find(|candidate| candidate.host == first)?.free_bytes;
+            let needed: u64 = demands.iter().map(|demand| demand.kv_bytes).sum();
+            fits.is_none_or(|free| free >= needed).then_some(())?;
+            placed = vec![first; rest.len()];
+        }
         let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
         (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
     }
@@ -306,12 +321,28 @@ impl<'a> HostSelection<'a> {
 
 /// What blocks ask of hosts; those that are reused take no room that is not taken already.
 pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
-    let demand = |&block: &usize| Demand {
+    let bytes = |block: usize| if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) };
+    // Blocks that see each other's keys go to one host: the first demands the room of all.
+    let chained = prepared.plan.is_chain();
+    let all = || blocks.iter().map(|block| bytes(*block)).sum();
+    let demand = |(place, &block): (usize, &usize)| Demand {
         block,
         logical: prepared.plan.shards[block].host,
-        kv_bytes: if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) },
+        kv_bytes: match (chained, place) {
+            (true, 0) => all(),
+            (true, _) => 0,
+            (false, _) => bytes(block),
+        },
     };
-    blocks.iter().map(demand).collect()
+    blocks.iter().enumerate().map(demand).collect()
+}
+
+/// Of a chain all go to the host of the first, which demanded the room of all.
+fn of_one_host(context: &Context, mut hosts: Vec<usize>) -> Vec<usize> {
+    if let Some(first) = hosts.first().copied().filter(|_| context.plan().is_chain()) {
+        hosts.fill(first);
+    }
+    hosts
 }
 
 /// The same homes, and for what the plan deals to one host with a shard that has one the same.

@@ -150,7 +150,9 @@ pub struct JobFacts {
 pub struct JobProgress {
     /// State.
     pub state: JobState,
-    /// Context tokens that were not encoded for it.
+    /// Context tokens of blocks that hosts held already.
+    pub reused_tokens: usize,
+    /// Of these, those that were not encoded for it in any way.
     pub cached_tokens: usize,
     /// Answer so far.
     pub text: String,
@@ -177,6 +179,7 @@ impl JobProgress {
     pub fn new(cached_tokens: usize) -> Self {
         Self {
             state: JobState::Pending,
+            reused_tokens: 0,
             cached_tokens,
             text: String::new(),
             tokens: Vec::new(),
@@ -449,6 +452,7 @@ impl Job {
             context_tokens: facts.context_tokens,
             query_tokens: facts.query_tokens,
             refreshed_tokens: facts.refreshed_tokens,
+            reused_tokens: progress.reused_tokens,
             cached_tokens: progress.cached_tokens,
             generated_tokens: progress.tokens.len().saturating_sub(facts.scored_tokens),
             scored_tokens: facts.scored_tokens,

@@ -98,7 +98,7 @@ fn the_wait_is_bounded_and_what_was_put_elsewhere_moves_back_when_it_is_quiet() 
     assert_eq!(cluster.shards(), [0, 4], "not at once");
     cluster.pass(25.0, &hosts);
     assert_eq!(cluster.shards(), [4, 0], "they are back");
-    assert!(cluster.sent.contains(&(2, HostCommand::Release { context: 1 })), "{:?}", cluster.sent);
+    assert!(cluster.sent.contains(&(2, HostCommand::Release { context: 1, keep: true })), "{:?}", cluster.sent);
 }
 
 #[test]
