@@ -112,6 +112,8 @@ PHASES = [
      [rate("phase1_tokens_total", "host")], {}),
     ("lines", "Phase 1 tokens not encoded", "Tokens of blocks that a host held the same already, a second.", "short",
      [rate("phase1_cached_tokens_total", "host")], {}),
+    ("lines", "Contexts held already", "Contexts of jobs, a second, by how much of them hosts held when they were asked about: chats go on "
+     "with what they had.", "short", [rate("contexts_reused_total", "held")], {"stack": True}),
     ("lines", "Shard encoding", "Seconds that a shard takes, over all hosts and methods.", "s",
      quantiles("phase1_shard_encode_seconds"), {}),
     ("lines", "Shard encoding by method", "Mean seconds of a shard, by method.", "s",

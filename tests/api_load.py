@@ -75,12 +75,12 @@ class Load:
             connection.close()
 
 
-def client(load, number, tokens):
+def client(load, number, tokens, answer):
     count = 0
     while load.goes_on():
         beside, count = load.long_runs.is_set(), count + 1
         try:
-            told = load.ask(document(tokens, f"{number}-{count}"), 16)
+            told = load.ask(document(tokens, f"{number}-{count}"), answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             with load.lock:
                 load.failed.append(f"{type(error).__name__}: {error}")
@@ -136,6 +136,7 @@ def main():
     arguments.add_argument("--clients", type=int, default=64)
     arguments.add_argument("--tokens", type=int, default=2000)
     arguments.add_argument("--long", type=int, default=13000, help="tokens of the long document; 0: none")
+    arguments.add_argument("--answer", type=int, default=16, help="tokens that each short request asks for")
     arguments.add_argument("--seconds", type=float, default=300)
     arguments.add_argument("--queue", type=int, default=1024)
     given = arguments.parse_args()
@@ -149,7 +150,8 @@ def main():
 def measure(given, record):
     host, _, port = record["api"].rpartition(":")
     load, times, rss = Load((host, int(port)), time.monotonic() + given.seconds), [], []
-    threads = [threading.Thread(target=client, args=(load, number, given.tokens)) for number in range(given.clients)]
+    began = time.monotonic()
+    threads = [threading.Thread(target=client, args=(load, number, given.tokens, given.answer)) for number in range(given.clients)]
     threads.append(threading.Thread(target=long, args=(load, given.long, times)))
     for thread in threads:
         thread.start()
@@ -158,10 +160,12 @@ def measure(given, record):
         time.sleep(1)
     for thread in threads:
         thread.join()
+    took = time.monotonic() - began
     third = max(1, len(rss) // 3)
     growth = max(rss[-third:]) - max(rss[:third])
     print(f"{given.clients} clients, {given.tokens} tokens each, beside {given.long}, {given.seconds:.0f} s")
     print(f"{load.answered} answered, {load.refused} told to come again (503), {len(load.failed)} failed, {len(times)} long ones")
+    print(f"{(len(load.first) + len(load.between)) / took:.1f} tokens/s of short answers")
     print(told("first token", [seconds for seconds in load.first if seconds is not None]))
     print(told("first token of those that came beside a long one", load.beside))
     print(told("from token to token", load.between))

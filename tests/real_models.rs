@@ -22,7 +22,7 @@ const NOT_FETCHED: i32 = 75;
 struct Real {
     /// As the scripts and the fixture's file call it.
     name: &'static str,
-    /// Folders of the model: two where it is written in the styles of transformers 4 and 5.
+    /// Folders of the model, two where it is written in the styles of transformers 4 and 5, and the file that they are made of.
     folders: &'static [&'static str],
     /// The folder with the model and the documents, unless it cannot be had. Made once for all tests.
     made: LazyLock<Option<PathBuf>>,
@@ -30,11 +30,14 @@ struct Real {
 
 static SMOLLM2: Real = Real {
     name: "smollm2",
-    folders: &["SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct-v5"],
+    folders: &["SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct-v5", "SmolLM2-135M-Instruct.gguf"],
     made: LazyLock::new(|| make("smollm2")),
 };
-static QWEN: Real =
-    Real { name: "qwen", folders: &["Qwen2.5-Coder-0.5B-Instruct-v5"], made: LazyLock::new(|| make("qwen")) };
+static QWEN: Real = Real {
+    name: "qwen",
+    folders: &["Qwen2.5-Coder-0.5B-Instruct-v5", "Qwen2.5-Coder-0.5B-Instruct.gguf"],
+    made: LazyLock::new(|| make("qwen")),
+};
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -202,6 +205,18 @@ fn jobs_chats_sessions_and_eval_of_qwen_have_the_tokens_of_transformers() {
     asked.chats();
     asked.sessions();
     asked.eval();
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
+fn gguf_files_have_the_tokens_of_transformers_on_their_numbers() {
+    if let Some(asked) = SMOLLM2.cluster(2) {
+        asked.jobs();
+    }
+    if let Some(asked) = QWEN.cluster(1) {
+        asked.jobs();
+        asked.chats();
+    }
 }
 
 #[test]

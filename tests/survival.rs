@@ -18,10 +18,14 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/backup.rs"]
 mod backup;
+#[path = "survival/chats.rs"]
+mod chats;
 #[path = "survival/sessions.rs"]
 mod sessions;
 #[path = "survival/stopping.rs"]
 mod stopping;
+#[path = "survival/straggler.rs"]
+mod straggler;
 #[path = "survival/together.rs"]
 mod together;
 

@@ -99,6 +99,10 @@ pub struct JobRequest {
     /// Free labels, shown by `job list`.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Whether the context is taken to come again with more behind it, and is encoded in a form of which all later ones have what
+    /// they begin with.
+    #[serde(default, skip_serializing_if = "Reuse::is_none")]
+    pub reuse: Reuse,
     /// The span of the request that brought it, which headers tell and no body.
     #[serde(skip)]
     pub trace: Option<TraceContext>,
@@ -126,6 +130,7 @@ impl JobRequest {
             placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: BTreeMap::new(),
+            reuse: Reuse::None,
             trace: None,
         }
     }
@@ -137,6 +142,25 @@ fn default_max_tokens() -> usize {
 
 fn yes() -> bool {
     true
+}
+
+/// Whether a context is taken to come again with more behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Reuse {
+    /// It is encoded for this question.
+    #[default]
+    None,
+    /// It is encoded for this question, but as a chain where that would be dense attention, which is as exact.
+    Exact,
+    /// It is: as a chain where dense attention or `auto` was asked for, which is exact.
+    Likely,
+}
+
+impl Reuse {
+    fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 /// Where a job stands.
@@ -226,7 +250,10 @@ pub struct JobStatus {
     /// Tokens of a session's context that the question gets anew.
     #[serde(default)]
     pub refreshed_tokens: usize,
-    /// Context tokens that were not encoded for it, since hosts had their keys and values.
+    /// Context tokens of blocks that hosts held already, of earlier jobs or sessions.
+    #[serde(default)]
+    pub reused_tokens: usize,
+    /// Of these, the ones that were not encoded for it in any way: the question got none of them anew.
     #[serde(default)]
     pub cached_tokens: usize,
     /// Tokens generated so far.

@@ -14,15 +14,16 @@ use std::{
 use asterism_actors::{
     api::{TokenLogprobs, TopLogprob},
     messages::{
-        Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
-        HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, ParcelMeta, ParcelPart,
-        ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
-        RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
-        TokenShaping, Traffic, WireMessage,
+        AnswerReading, Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate,
+        GpuMemory, Hello, HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink,
+        ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading,
+        QueryMeta, QueryPart, RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask,
+        TokenChoice, TokenShaping, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
 };
+use asterism_models::Sampling;
 use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};
 use asterism_transport::{Endpoint, sim::Draw};
 use rkyv::util::AlignedVec;
@@ -121,6 +122,8 @@ fn host_messages() {
             kept_tokens: 4096,
             kv_bytes: 1 << 30,
             seconds: 0.25,
+            computing_s: 0.125,
+            operations: 1 << 50,
             pairs: 1 << 40,
             exchange_bytes: 0,
             cached: false,
@@ -154,6 +157,7 @@ fn host_messages() {
                 spans_dropped: 0,
                 certificate_ends_s: Some(1.9e9),
             },
+            answered: AnswerReading::default(),
         }),
         HostMessage::Measured { links: vec![measured("context-0", ""), measured("context-1", "it is not there")] },
         HostMessage::Ready { numerics: "avx512 bf16".into(), model: Box::default() },
@@ -162,7 +166,6 @@ fn host_messages() {
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
         HostMessage::NotEncoded {
             context: 1,
-            tenant: 7,
             attempt: 2,
             peer_lost: true,
             code: "stalled".into(),
@@ -208,6 +211,7 @@ fn host_commands() {
         HostCommand::Ids(ContextIds::of(1, &[5; 60], [0..4, 20..36]).remove(0)),
         HostCommand::Encode(EncodeShards {
             context: 1,
+            tenant: 7,
             attempt: 2,
             shards: vec![shard.clone(), shard],
             blocks: 5,
@@ -216,6 +220,7 @@ fn host_commands() {
             ticket,
             room: Some(1 << 30),
             trace: trace.clone(),
+            identities: vec![(1, [7; 32]), (2, [9; 32])],
         }),
         HostCommand::Generate(Generate {
             job: 1,
@@ -239,7 +244,7 @@ fn host_commands() {
         HostCommand::Refuse { reason: "another host has that name".into() },
         HostCommand::Holders { job: 1, holders: holders() },
         HostCommand::Stop { job: 1 },
-        HostCommand::Release { context: 1 },
+        HostCommand::Release { context: 1, keep: true },
         HostCommand::Kill { host: "context-0".into(), start: 9 },
         HostCommand::Shutdown,
     ]);

@@ -119,7 +119,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
     let plan = method.plan(&request).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(context).into(),
-        digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
+        identities: Arc::default(),
         method: Box::new(method),
         hosts,
         plan: Arc::new(plan),
@@ -133,6 +133,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         placement: PlacementPolicy::default(),
         key: None,
     }
+    .identified()
 }
 
 fn job(context: PreparedContext) -> PreparedJob {

@@ -103,7 +103,7 @@ fn from_memory(cpu: &Cpu, heads: Heads, keys: usize) -> Result<()> {
 fn linear(cpu: &Cpu, rows: usize, k: usize, n: usize) -> Result<()> {
     let (x, w) = (rounded(cpu, numbers(rows * k, 4)), rounded(cpu, numbers(n * k, 5)));
     let bytes: Vec<u8> = w.iter().flat_map(|w| w.to_le_bytes()).collect();
-    let weight = cpu.linear_weight(&[HostTensor { dtype: DType::F32, shape: &[n, k], bytes: &bytes }], &[])?;
+    let weight = cpu.linear_weight(&[HostTensor { stored: DType::F32.into(), shape: &[n, k], bytes: &bytes }], &[])?;
     let x_tensor = cpu.cast(&cpu.upload(&[rows, k], &x)?)?;
     let y = cpu.download(&cpu.linear(&x_tensor, &weight)?)?;
     for i in [0, rows / 2, rows - 1] {

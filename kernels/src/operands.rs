@@ -1,5 +1,5 @@
 //! What operations of several capabilities are told, as values: heads, masks, sets of keys, asks of shards and how their answers are
-//! merged. Knows no device.
+//! merged, and how weights are stored. Knows no device.
 
 mod activation;
 mod heads;
@@ -8,6 +8,7 @@ mod mask;
 pub mod merging;
 pub mod packed;
 mod step;
+mod stored;
 
 pub use activation::{Activation, Extra};
 pub use heads::Heads;
@@ -16,3 +17,5 @@ pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
 pub use step::{Likeliest, StepSequence};
+pub use stored::{BlockFormat, Stored};
+pub(crate) use stored::{SUB, sub_block};

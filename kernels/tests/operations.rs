@@ -32,8 +32,8 @@ fn linear<B: Backend>(backend: &B, (rows, k): (usize, usize), n: [usize; 2], see
     let b = n.map(|n| draw(backend, n, seed + 3));
     let (w_bytes, b_bytes) = (w.each_ref().map(|w| bytes(w)), b.each_ref().map(|b| bytes(b)));
     let (w_shapes, b_shapes) = (n.map(|n| [n, k]), n.map(|n| [n]));
-    let parts = [0, 1].map(|i| HostTensor { dtype: DType::F32, shape: &w_shapes[i], bytes: &w_bytes[i] });
-    let biases = [0, 1].map(|i| HostTensor { dtype: DType::F32, shape: &b_shapes[i], bytes: &b_bytes[i] });
+    let parts = [0, 1].map(|i| HostTensor { stored: DType::F32.into(), shape: &w_shapes[i], bytes: &w_bytes[i] });
+    let biases = [0, 1].map(|i| HostTensor { stored: DType::F32.into(), shape: &b_shapes[i], bytes: &b_bytes[i] });
     let weight = backend.linear_weight(&parts, &biases).unwrap();
     let x_tensor = tensor(backend, &[rows, k], &x);
     let width = n[0] + n[1];
@@ -61,7 +61,7 @@ fn norm<B: Backend>(backend: &B, rows: usize, e: usize, seed: u64) -> Result<(),
             row.iter().zip(&weight).map(move |(x, w)| x / (mean + 1e-5).sqrt() * w)
         })
         .collect();
-    let weight = backend.weight(HostTensor { dtype: DType::F32, shape: &[e], bytes: &bytes(&weight) }).unwrap();
+    let weight = backend.weight(HostTensor { stored: DType::F32.into(), shape: &[e], bytes: &bytes(&weight) }).unwrap();
     let y = backend.rms_norm(&tensor(backend, &[rows, e], &x), &weight, 1e-5).unwrap();
     // Heads of rows, each normed: the same rows, however many axes they have.
     let heads = backend.rms_norm(&tensor(backend, &[1, rows, e], &x), &weight, 1e-5).unwrap();
@@ -160,7 +160,8 @@ fn rotation<B: Backend>(backend: &B, heads: Heads, positions: &[u32], seed: u64)
 
 fn rows_and_embedding<B: Backend>(backend: &B) {
     let table = draw(backend, 5 * 3, 1);
-    let weight = backend.weight(HostTensor { dtype: DType::F32, shape: &[5, 3], bytes: &bytes(&table) }).unwrap();
+    let weight =
+        backend.weight(HostTensor { stored: DType::F32.into(), shape: &[5, 3], bytes: &bytes(&table) }).unwrap();
     let x = backend.embed(&weight, &[4, 0, 4]).unwrap();
     let expected = [&table[12..], &table[..3], &table[12..]].concat();
     assert_eq!(backend.download(&x).unwrap(), expected);
@@ -180,9 +181,9 @@ fn stored_types<B: Backend>(backend: &B) {
         (DType::F16, values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()),
     ];
     for (dtype, bytes) in &stored {
-        let weight = backend.weight(HostTensor { dtype: *dtype, shape: &[5], bytes }).unwrap();
+        let weight = backend.weight(HostTensor { stored: (*dtype).into(), shape: &[5], bytes }).unwrap();
         assert_eq!(backend.download(&weight).unwrap(), values);
-        let short = HostTensor { dtype: *dtype, shape: &[5], bytes: &bytes[1..] };
+        let short = HostTensor { stored: (*dtype).into(), shape: &[5], bytes: &bytes[1..] };
         assert!(matches!(backend.weight(short), Err(KernelError::Shape { .. })));
     }
 }
@@ -233,7 +234,7 @@ proptest! {
     fn threads_change_no_bit(rows in 1usize..150, k in 1usize..300, n in 1usize..300, seed in any::<u32>()) {
         on_every_thread_count(|backend| {
             let (x, w) = (draw(backend, rows * k, seed.into()), bytes(&draw(backend, n * k, seed.into())));
-            let part = HostTensor { dtype: DType::F32, shape: &[n, k], bytes: &w };
+            let part = HostTensor { stored: DType::F32.into(), shape: &[n, k], bytes: &w };
             let weight = backend.linear_weight(&[part], &[]).unwrap();
             let y = backend.linear(&tensor(backend, &[rows, k], &x), &weight).unwrap();
             backend.download(&backend.rms_norm(&y, &tensor(backend, &[n], &vec![1.0; n]), 1e-6).unwrap()).unwrap()

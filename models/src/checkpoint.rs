@@ -1,13 +1,15 @@
-//! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
-//! they are stored.
+//! A checkpoint: a Hugging Face folder or a GGUF file, memory-mapped, or the embedded model. Computes nothing: tensors are borrowed as
+//! they are stored, unless their elements lie otherwise than a decoder has them.
 
 pub(crate) mod chat_files;
 pub(crate) mod digest;
 mod disk;
 mod embedded;
 mod folder;
+mod gguf;
 mod hash_cache;
 mod hashing;
+mod quantised;
 mod random;
 mod sniffed;
 mod weights;
@@ -15,7 +17,6 @@ mod weights;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
 use crate::config::parse;
@@ -24,7 +25,11 @@ use chat_files::ChatFiles;
 use disk::{optional, present, regular};
 pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
+pub(crate) use gguf::patterns;
+use quantised::Scheme;
 pub use random::KnownShape;
+use sniffed::ForeignFormat;
+pub use weights::Weight;
 use weights::{TensorEntry, WeightFile};
 
 /// An opened checkpoint.
@@ -40,12 +45,24 @@ pub struct Checkpoint {
     tokenizer: Vec<u8>,
     tokenizer_config: Option<Vec<u8>>,
     chat: ChatFiles,
+    gguf: bool,
+    /// How weights of a folder are quantised.
+    scheme: Option<Scheme>,
 }
 
 impl Checkpoint {
     /// Opens a folder with config.json, tokenizer.json and model.safetensors, whole or in shards with their index; of a repository
-    /// of the hub's cache (`models--ORG--NAME`) the newest snapshot.
+    /// of the hub's cache (`models--ORG--NAME`) the newest snapshot. Or a GGUF file; of one in parts, any of them.
     pub fn open(named: &Path) -> Result<Self, ModelError> {
+        match disk::look(named)? {
+            folder::FoundPath::File(begins) if sniffed::of(&begins) == Some(ForeignFormat::Gguf) => {
+                Self::open_gguf(named)
+            }
+            _ => Self::open_folder(named),
+        }
+    }
+
+    fn open_folder(named: &Path) -> Result<Self, ModelError> {
         let ModelFolder { path: folder, name } = folder::locate(named, disk::hub().as_deref(), &disk::look)?;
         let folder = folder.as_path();
         let required = |file: &str, remedy: &str| optional(folder, file)?.ok_or_else(|| missing(folder, file, remedy));
@@ -56,7 +73,9 @@ impl Checkpoint {
         let generation = optional(folder, "generation_config.json")?;
         let family = parse::<FamilyName>("config.json", &config)?.model_type;
         // Of a model that is not supported the other files may be anything.
+        let scheme = Scheme::read(&parse("config.json", &config)?);
         let config = ModelConfig::from_json(&config, generation.as_deref())?;
+        let scheme = scheme?;
         let tokenizer = required(
             "tokenizer.json",
             "only the tokenizers format is read: save the tokenizer with transformers' save_pretrained",
@@ -71,13 +90,21 @@ impl Checkpoint {
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
             chat: ChatFiles::open(folder)?,
+            gguf: false,
+            scheme,
         };
+        checkpoint.check_quantised()?;
         checkpoint.check_head().map(|()| checkpoint)
     }
 
     /// What config.json calls the family of models that it is of.
     pub fn family(&self) -> &str {
         &self.family
+    }
+
+    /// The family that decides over the class of its tokenizer; none where the tokenizer is taken as it is written.
+    pub(crate) fn tokenizer_family(&self) -> &str {
+        if self.gguf { "" } else { &self.family }
     }
 
     /// The embedded model.
@@ -93,6 +120,8 @@ impl Checkpoint {
             tokenizer: embedded::tokenizer().to_vec(),
             tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
             chat: ChatFiles::default(),
+            gguf: false,
+            scheme: None,
         })
     }
 
@@ -125,8 +154,14 @@ impl Checkpoint {
     }
 
     /// A tensor of the shape that config.json implies.
-    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
+    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Weight<'_>, ModelError> {
+        if let Some(weight) = self.quantised(name, expected)? {
+            return Ok(weight);
+        }
         let Some((file, entry)) = self.find(name) else {
+            if self.gguf {
+                return Err(self.unfit(0, name, "missing".to_owned(), expected));
+            }
             return Err(ModelError::MissingTensor {
                 checkpoint: self.name.clone(),
                 tensor: name.to_owned(),
@@ -135,22 +170,36 @@ impl Checkpoint {
             });
         };
         if entry.shape != expected {
+            if self.gguf {
+                return Err(self.unfit(*file, name, format!("{:?}", entry.shape), expected));
+            }
             return Err(ModelError::TensorShape {
                 tensor: name.to_owned(),
                 expected: expected.to_vec(),
                 got: entry.shape.clone(),
             });
         }
-        Ok(HostTensor {
-            dtype: entry.dtype(name)?,
-            shape: &entry.shape,
-            bytes: &self.files[*file].1.bytes()[entry.bytes.clone()],
-        })
+        let weight = Weight {
+            stored: entry.stored(name)?,
+            shape: entry.shape.as_slice().into(),
+            bytes: self.files[*file].1.bytes()[entry.bytes.clone()].into(),
+        };
+        Ok(weight.arranged(entry.arrangement))
+    }
+
+    /// A tensor of a GGUF file that is not as the metadata has it.
+    fn unfit(&self, file: usize, name: &str, got: String, expected: &[usize]) -> ModelError {
+        ModelError::Gguf {
+            path: self.files[file].0.clone(),
+            field: format!("tensor {}", gguf::name_in_file(name)),
+            got,
+            expected: format!("{expected:?} by the metadata, the innermost axis last"),
+        }
     }
 
     /// Whether the weights have a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
+        self.find(name).is_some() || self.has_quantised(name)
     }
 
     /// A tensor by its name in the whole model. Saves of the decoder without its head lack `model.` in front, and those of a model
@@ -173,14 +222,15 @@ impl Checkpoint {
     }
 
     /// [`Checkpoint::tensor`], every element of which is a finite number: one pass over its bytes.
-    pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
+    pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<Weight<'_>, ModelError> {
         let tensor = self.tensor(name, expected)?;
-        match weights::first_not_finite(tensor.dtype, tensor.bytes) {
+        match weights::first_not_finite(tensor.stored, &tensor.bytes) {
             None => Ok(tensor),
             Some((element, got)) => {
                 let file = self.find(name).map_or(0, |(file, _)| *file);
                 let file = self.files[file].0.clone();
-                Err(ModelError::WeightNotFinite { file, tensor: name.to_owned(), element, got })
+                let tensor = if self.gguf { gguf::name_in_file(name) } else { name.to_owned() };
+                Err(ModelError::WeightNotFinite { file, tensor, element, got })
             }
         }
     }
@@ -212,8 +262,10 @@ impl Checkpoint {
 
     /// Gives back the memory that a tensor's bytes take while they are read, which the system has again from the file.
     pub(crate) fn leave(&self, name: &str) {
-        if let Some((file, entry)) = self.find(name) {
-            self.files[*file].1.leave(entry.bytes.clone());
+        for name in self.parts_of(name) {
+            if let Some((file, entry)) = self.find(&name) {
+                self.files[*file].1.leave(entry.bytes.clone());
+            }
         }
     }
 

@@ -147,7 +147,8 @@ impl ModelConfig {
             let weights = if eight_bits { outputs * inputs + 4 * outputs } else { element * outputs * inputs };
             weights + bias
         };
-        let norms: usize = self.layer.norms(hidden, heads).map(|(_, width)| width).sum();
+        let sinks = if self.layer.sinks { heads.query } else { 0 };
+        let norms = sinks + self.layer.norms(hidden, heads).map(|(_, width)| width).sum::<usize>();
         let layer = element * norms + self.layer.linears(hidden, heads).into_iter().map(linear).sum::<usize>();
         let head = match parts {
             DecoderParts::Context => 0,
@@ -180,7 +181,12 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
     let heads = heads(fields, hidden)?;
     let positions = fields.count("max_position_embeddings", 1 << 28)?;
     let Turning { rope, local, turned, usable } = rope_keys::read(fields, heads.dim, positions)?;
-    let attention::Attention { layers: attention, bound } = attention::attention(fields, layers)?;
+    let attention::ConfiguredAttention { layers: attention, bound } = attention::attention(fields, layers)?;
+    let layer = layer::layer(fields)?;
+    if layer.sinks && attention.iter().all(|layer| layer.window.is_none()) {
+        let expected = "layers with sinks are computed beside layers with a window alone: some have sliding_attention";
+        return Err(refused("layer_types", "no layer with a window", expected));
+    }
     let bounded = bound.filter(|bound| *bound < usable).map(|bound| {
         format!(
             "config.json: sliding_window = {bound} is not computed: of {usable} tokens the model is used for {bound}"
@@ -197,7 +203,7 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
         rope,
         local_rope: local,
         turned,
-        layer: layer::layer(fields)?,
+        layer,
         attention,
         embedding_scale: if fields.family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
         score_scale: score_scale(fields, heads.dim)?,

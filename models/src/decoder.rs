@@ -8,7 +8,7 @@ mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, KernelError, Likeliest, Rotary};
+use asterism_kernels::{Backend, KernelError, Likeliest, Partial, Rotary};
 
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError,
@@ -155,6 +155,27 @@ impl<B: Backend> Decoder<B> {
             1.0 => Ok(embedded),
             scale => Ok(self.backend.multiple(&embedded, self.backend.dtype().rounded(scale))?),
         }
+    }
+
+    /// Scores of a layer that stand for no key, one a query head, if it has them.
+    pub(crate) fn sinks(&self, layer: usize) -> Option<&[f32]> {
+        self.body.layers[layer].sinks.as_deref()
+    }
+
+    /// The output of a layer's attention of some query heads, all of whose keys a partial has seen: with their sinks, where there are.
+    pub(crate) fn settled(
+        &self,
+        layer: usize,
+        partial: Partial<B::Tensor>,
+        heads: Range<usize>,
+    ) -> Result<B::Tensor, ModelError> {
+        let Some(sinks) = self.sinks(layer) else { return Ok(partial.output) };
+        let (backend, shape) = (&self.backend, self.backend.shape(&partial.output));
+        let rows = shape[1];
+        let lse: Vec<f32> = sinks[heads.clone()].iter().flat_map(|sink| std::iter::repeat_n(*sink, rows)).collect();
+        let output = backend.upload(&shape, &vec![0.0; shape.iter().product()])?;
+        let sink = Partial { output, lse: backend.upload(&[heads.len(), rows], &lse)? };
+        Ok(backend.merge(&[partial, sink])?.output)
     }
 
     /// Keys and values `(kv, t, dim)` as attention reads them, by the model's rule of scores.

@@ -4,6 +4,7 @@
 mod all_to_all;
 mod broadcast;
 mod chained;
+mod identity;
 mod local;
 mod max_pool;
 mod passing;
@@ -15,9 +16,10 @@ mod windowed;
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Selection};
+use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Partial, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
+pub use identity::{ShardIdentity, shard_identities};
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
 pub use retaining::{RetainingHeads, check_retaining_heads};
@@ -366,12 +368,17 @@ impl<B: Backend> Layer<'_, B> {
         let apart = pass.shard.apart_rows > 0 && self.backend().independent_rows() > 0;
         match apart && pass.shard.attention == LocalAttention::Causal {
             true => self.behind_own_prefix(pass, watch),
-            false => Ok(vec![self.local(pass, watch)?.output]),
+            false => Ok(vec![self.settled(self.local(pass, watch)?)?]),
         }
     }
 
     fn backend(&self) -> &B {
         self.phase.decoder.backend()
+    }
+
+    /// The output of all query heads, all of whose keys a partial has seen.
+    fn settled(&self, partial: Partial<B::Tensor>) -> Result<B::Tensor, ModelError> {
+        self.phase.decoder.settled(self.index, partial, 0..self.phase.decoder.config().heads.query)
     }
 
     /// Whether shards come after `pass`.

@@ -61,6 +61,30 @@ pub enum ModelError {
         /// Why not.
         cause: String,
     },
+    /// A GGUF file, or a model in one, that is not as it must be.
+    #[error("{path}: {field} is {got}; expected {expected}")]
+    Gguf {
+        /// The file.
+        path: String,
+        /// The key of the metadata, the tensor, or the part of the header.
+        field: String,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// Weights that are quantised in a way that is not read, or not as their configuration says.
+    #[error("{path}: {field} is {got}; expected {expected}")]
+    Quantised {
+        /// The file.
+        path: String,
+        /// The key, or the tensor.
+        field: String,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        expected: String,
+    },
     /// A tensor the architecture needs.
     #[error("checkpoint {checkpoint} has no tensor {tensor} {expected:?}{}; its config.json and weights do not belong together",
         nearest.as_ref().map(|n| format!(" (nearest name: {n})")).unwrap_or_default())]
@@ -351,6 +375,8 @@ impl ModelError {
             Self::Config { .. } => "model_config_unsupported",
             Self::Truncated { .. } => "weights_truncated",
             Self::NotSafetensors { .. } => "weights_not_safetensors",
+            Self::Gguf { .. } => "gguf",
+            Self::Quantised { .. } => "quantised",
             Self::MissingTensor { .. } => "tensor_missing",
             Self::TensorShape { .. } => "tensor_shape",
             Self::TensorType { .. } => "tensor_type",

@@ -22,7 +22,7 @@ pub(crate) use layer::{LinearSpec, NormSpec};
 pub use table::{SupportedFamily, supported_families};
 
 /// All that are computed.
-pub(crate) const FAMILIES: [&Family; 11] = [
+pub(crate) const FAMILIES: [&Family; 12] = [
     &llama::LLAMA_FAMILY,
     &mistral::MISTRAL_FAMILY,
     &qwen2::QWEN2_FAMILY,
@@ -34,6 +34,7 @@ pub(crate) const FAMILIES: [&Family; 11] = [
     &olmo2::OLMO2_FAMILY,
     &experts::MIXTRAL_FAMILY,
     &experts::QWEN3_MOE_FAMILY,
+    &experts::GPT_OSS_FAMILY,
 ];
 
 /// The family of a `model_type`.

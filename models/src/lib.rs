@@ -19,13 +19,13 @@ pub use chat::{
     RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal, TemplateSource, ToolCall, Tooling, tools_as_text,
 };
 pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
-pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape};
+pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape, Weight};
 pub use config::{DecoderParts, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Projected, SharedWeights};
 pub use encoder::team::encode_together;
 pub use encoder::{
-    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, Watch, check_retaining_heads,
-    encode_alone, encode_plan, inputs_of, max_pool,
+    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, ShardIdentity, Watch,
+    check_retaining_heads, encode_alone, encode_plan, inputs_of, max_pool, shard_identities,
 };
 pub use error::ModelError;
 pub use family::{

@@ -61,7 +61,7 @@ impl Tokenizer {
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.tokenizer_config_json().map(|json| parse("tokenizer_config.json", json)).transpose()?;
         let (json, name) = (checkpoint.tokenizer_json(), checkpoint.name());
-        Self::from_files(json, config.unwrap_or_default(), (checkpoint.family(), name))
+        Self::from_files(json, config.unwrap_or_default(), (checkpoint.tokenizer_family(), name))
     }
 
     fn from_files(json: &[u8], config: Config, (family, name): (&str, &str)) -> Result<Self, ModelError> {

@@ -85,7 +85,7 @@ fn tensor(name: &str, shape: &[usize]) -> Vec<u8> {
     let value = |u: f32| match shape {
         _ if name.ends_with(".bias") => 0.3 * u,
         [_] => 1.0 + 0.3 * u,
-        [_, columns] if !name.ends_with("embed_tokens.weight") => (2.0 / (*columns as f64).sqrt()) as f32 * u,
+        [_, columns, ..] if !name.ends_with("embed_tokens.weight") => (2.0 / (*columns as f64).sqrt()) as f32 * u,
         _ => u,
     };
     unit(name, shape.iter().product()).flat_map(|u| value(u).to_le_bytes()).collect()

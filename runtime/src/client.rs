@@ -3,6 +3,7 @@
 mod cluster;
 mod events;
 mod following;
+pub mod hub;
 pub(crate) mod path;
 mod tls;
 

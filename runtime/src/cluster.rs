@@ -38,6 +38,9 @@ use size::Bytes;
 const MOST_QUEUED: usize = 100_000;
 /// Jobs whose rows a step can be chosen from without that taking longer than the step.
 const MOST_GENERATING: usize = 4096;
+/// Jobs of one query host where the file does not say: on a GPU a step of all of them reads the weights once.
+const GENERATING_ON_GPU: usize = 256;
+const GENERATING_ON_CPU: usize = 64;
 const MOST_INTERVAL_MS: u64 = 10_000;
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
@@ -311,7 +314,10 @@ fn sessions(file: &ClusterFile) -> Result<SessionLimits, ClusterError> {
 fn serving(file: &ClusterFile) -> Result<ServingLimits, ClusterError> {
     let refused =
         |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
-    let (jobs, interval) = (file.serving.max_generating, file.serving.token_interval_ms);
+    let interval = file.serving.token_interval_ms;
+    let of_gpu = |host: &file::HostSection| host.device.unwrap_or(file.model.device) != file::Device::Cpu;
+    let on_gpu = file.hosts.iter().any(|host| host.role == Role::Query && of_gpu(host));
+    let jobs = file.serving.max_generating.unwrap_or(if on_gpu { GENERATING_ON_GPU } else { GENERATING_ON_CPU });
     if !(1..=MOST_GENERATING).contains(&jobs) {
         return Err(refused("serving.max_generating", jobs as u64, "1 to 4096 jobs"));
     }

@@ -9,6 +9,5 @@ pub mod data_dir;
 pub mod error;
 pub mod eval;
 pub mod globals;
-pub mod hub;
 pub mod observe;
 pub mod processes;

@@ -111,9 +111,15 @@ fn a_plan_shows_what_a_job_costs_and_why_auto_chose() {
 #[test]
 fn a_plan_of_a_session_shows_what_each_question_costs() {
     let plan =
-        |tokens: &str, more: &[&str]| wide().says(&[&["plan", "--method", "auto", "--tokens", tokens], more].concat());
+        |method: &str, more: &[&str]| wide().says(&[&["plan", "--method", method, "--tokens", "8k"], more].concat());
     insta::assert_snapshot!(
-        [plan("8k", &["--session"]), plan("8k", &["--explain"]), plan("8k", &["--session", "--explain"])].join("\n")
+        [
+            plan("pulsar", &["--session"]),
+            plan("auto", &["--session"]),
+            plan("auto", &["--explain"]),
+            plan("auto", &["--session", "--explain"])
+        ]
+        .join("\n")
     );
 }
 

@@ -100,14 +100,14 @@ def shapes(c):
                 yield f"{at}{name}.bias", (n,)
 
 
-OTHERS = ("phi3", "gemma2", "gemma3_text", "smollm3", "olmo2", "mixtral", "qwen3_moe")
+OTHERS = ("phi3", "gemma2", "gemma3_text", "smollm3", "olmo2", "mixtral", "qwen3_moe", "gpt_oss")
 
 
 def others(c, hidden, heads, kv):
     """The same of families with other layers."""
     family, inner = c["model_type"], c["intermediate_size"]
     dim = c.get("head_dim") or hidden // heads
-    biased = c.get("attention_bias") and family in ("olmo2", "smollm3")
+    biased = c.get("attention_bias") and family in ("olmo2", "smollm3") or family == "gpt_oss"
     norms = {"olmo2": ["post_attention_layernorm", "post_feedforward_layernorm"]}.get(
         family, ["input_layernorm", "post_attention_layernorm"])
     if family.startswith("gemma"):
@@ -139,6 +139,15 @@ def others(c, hidden, heads, kv):
             for e in range(c["num_local_experts"]):
                 one = f"block_sparse_moe.experts.{e}."
                 linear += [(one + "w1", inner, hidden), (one + "w3", inner, hidden), (one + "w2", hidden, inner)]
+        elif family == "gpt_oss":
+            linear, n = [], c["num_local_experts"]
+            yield at + "self_attn.sinks", (heads,)
+            yield at + "mlp.router.weight", (n, hidden)
+            yield at + "mlp.router.bias", (n,)
+            yield at + "mlp.experts.gate_up_proj", (n, hidden, 2 * inner)
+            yield at + "mlp.experts.gate_up_proj_bias", (n, 2 * inner)
+            yield at + "mlp.experts.down_proj", (n, inner, hidden)
+            yield at + "mlp.experts.down_proj_bias", (n, hidden)
         elif family == "qwen3_moe":
             linear, own = [("mlp.gate", c["num_experts"], hidden)], c["moe_intermediate_size"]
             for e in range(c["num_experts"]):
@@ -358,6 +367,12 @@ def families():
     case("qwen3_moe, shares as they are", **dict(x, lengths=(17,)))
     case("qwen3_moe, window", **dict(x, lengths=(17, 60)), use_sliding_window=True, sliding_window=24)
 
+    x = dict(long, model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=4, head_dim=16,
+             sliding_window=16, pad_token_id=None)
+    case("gpt_oss", **dict(x, lengths=(1, 17, 40, 500), rope_theta=150000.0), swiglu_limit=1.5, rope_scaling=dict(
+        rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=64))
+    case("gpt_oss, rope of the class", **dict(x, lengths=(40,), rope_theta=GONE, max_position_embeddings=131072))
+    case("gpt_oss, by layer_types", **dict(x, lengths=(40,)), layer_types=["full_attention", "sliding_attention"] * 2)
     f = dict(file="families.json")
     refused("hidden_activation", "gemma with gelu", model_type="gemma2", hidden_activation="gelu", **f)
     refused("use_bidirectional_attention", "gemma both ways", model_type="gemma3_text", use_bidirectional_attention=True, **f)

@@ -102,8 +102,11 @@ impl<B: Backend> ContextSide<B> {
             ContextHostEvent::Command(HostCommand::Encode(order)) => {
                 self.service.tickets.keep(order.context, order.ticket)
             }
-            ContextHostEvent::Command(HostCommand::Release { context }) => self.service.tickets.forget(*context),
+            ContextHostEvent::Command(HostCommand::Release { context, .. }) => self.service.tickets.forget(*context),
             _ => {}
+        }
+        if !matches!(event, ContextHostEvent::Layer { .. }) {
+            self.state.see_gpu(self.service.cores.gpu_memory());
         }
         for command in self.state.handle(now, event) {
             match command {

@@ -8,17 +8,21 @@ use std::{
     time::Duration,
 };
 
-use asterism_models::{ModelError, inputs_of};
+use asterism_models::{ModelError, ShardIdentity, inputs_of};
 use asterism_plan::{Exchange, KnownIds, Shard};
 
 use crate::{
     context_host::{
         chain::is_chain,
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
-        inventory::{KnownShard, ShardInventory, SourceIds},
+        inventory::{KnownShard, ShardInventory},
     },
-    messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage},
+    messages::{ContextIds, EncodeShards, Encoded, GpuMemory, HostCommand, HostMessage},
 };
+
+/// The part of a GPU's memory that idle shards leave free, and the part that they take at most, where no `memory_limit` says.
+const GPU_RESERVE: u64 = 8;
+const GPU_IDLE: u64 = 4;
 
 /// Works that are under way at once, and as many again of keys for which nothing else is.
 const MOST_UNDER_WAY: usize = 4;
@@ -38,6 +42,8 @@ pub struct ContextHostState {
     known: ShardInventory,
     /// Bytes that may be held, as the last order said.
     room: Option<u64>,
+    /// Memory of its GPU, as it was seen last.
+    gpu: Option<GpuMemory>,
     /// Latest attempts of contexts whose shards pass each other something, and how they failed.
     tied: BTreeMap<u64, (u32, Option<Failure>)>,
     /// Seconds of compute of contexts with orders.
@@ -56,8 +62,10 @@ struct RunningEncode {
     /// Its order, where it is one of several: it is taken again alone when they fail.
     packed: Option<Box<EncodeShards>>,
     blocks: BTreeSet<u32>,
-    /// What each of its shards reads, unless it needs parcels of others.
-    reads: Option<Vec<(Shard, SourceIds)>>,
+    /// What its shards are, by block, where they may be found again.
+    identities: Vec<(u32, ShardIdentity)>,
+    /// Whether it needs parcels of others.
+    tied: bool,
     /// Tokens whose keys and values it will keep.
     kept_tokens: u64,
     /// Nobody wants what it encodes.
@@ -79,7 +87,9 @@ impl ContextHostState {
             }
             ContextHostEvent::Command(HostCommand::Encode(order)) => self.take_tied(order, &mut commands),
             ContextHostEvent::Command(HostCommand::Ids(ids)) => self.learn(&ids),
-            ContextHostEvent::Command(HostCommand::Release { context }) => self.release(context, &mut commands),
+            ContextHostEvent::Command(HostCommand::Release { context, keep }) => {
+                self.release((context, keep), &mut commands);
+            }
             ContextHostEvent::Command(_) => {}
             ContextHostEvent::Layer { work, block, layers, of } => {
                 if let Some(RunningEncode { context, .. }) =
@@ -97,9 +107,23 @@ impl ContextHostState {
             ContextHostEvent::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
         }
         self.admit(&mut commands);
-        let surplus = self.known.surplus(self.room, self.unknown_bytes());
+        let room = self.room.or_else(|| self.gpu_room());
+        let surplus = self.known.surplus(room, self.unknown_bytes());
         commands.extend(surplus.into_iter().map(|place| ContextHostCommand::Evict { place }));
         commands
+    }
+
+    /// The memory of its GPU is so from now on.
+    pub fn see_gpu(&mut self, gpu: Option<GpuMemory>) {
+        self.gpu = gpu;
+    }
+
+    /// Bytes that may be held where nobody says: what is held, and idle ones in a part of what the GPU has left.
+    fn gpu_room(&self) -> Option<u64> {
+        let GpuMemory { used, free } = self.gpu?;
+        let (all, (held, idle)) = (used.saturating_add(free), self.kv_bytes());
+        let left = idle.saturating_add(free).saturating_sub(all / GPU_RESERVE);
+        Some(held.saturating_add(left.min(all / GPU_IDLE)))
     }
 
     /// Contexts that it holds shards of or encodes.
@@ -136,6 +160,7 @@ impl ContextHostState {
         let (context, attempt) = (order.context, order.attempt);
         self.room = order.room;
         self.untie(context, attempt, commands);
+        let identities = std::mem::take(&mut order.identities);
         order.shards.retain(|shard| {
             let block = shard.block as u32;
             if let Some(held) = self.held.get(&(context, block)) {
@@ -151,19 +176,26 @@ impl ContextHostState {
             for order in waiting.filter(|order| order.shards.iter().any(|other| other.block == shard.block)) {
                 (order.attempt, coming) = (order.attempt.max(attempt), true);
             }
-            !coming && !self.find_known(context, shard, commands)
+            !coming && !self.find_known((context, &identities), shard, commands)
         });
+        order.identities = identities;
         if !order.shards.is_empty() {
             self.waiting.push_back(order);
         }
     }
 
     /// Whether a shard lies here already: its context has it then.
-    fn find_known(&mut self, context: u64, shard: &Shard, commands: &mut Vec<ContextHostCommand>) -> bool {
-        let Some(Ok(input)) = self.ids.get(&context).map(|ids| shard.input(ids)) else { return false };
-        let Some((found, encoded)) = self.known.take(context, shard.digest(&input), shard, &input) else {
+    fn find_known(
+        &mut self,
+        (context, identities): (u64, &[(u32, ShardIdentity)]),
+        shard: &Shard,
+        commands: &mut Vec<ContextHostCommand>,
+    ) -> bool {
+        let Some((_, identity)) = identities.iter().find(|(block, _)| *block as usize == shard.block) else {
             return false;
         };
+        let Some(Ok(input)) = self.ids.get(&context).map(|ids| shard.input(ids)) else { return false };
+        let Some((found, encoded)) = self.known.take(context, identity, shard.digest(&input)) else { return false };
         commands.push(match found {
             KnownShard::Held { context: from } => ContextHostCommand::Share { from, context, block: encoded.block },
             KnownShard::Idle { place } => ContextHostCommand::TakeUp { place, context },
@@ -177,9 +209,7 @@ impl ContextHostState {
     fn untie(&mut self, context: u64, attempt: u32, commands: &mut Vec<ContextHostCommand>) {
         let tied = |order: &EncodeShards| order.exchange != Exchange::None;
         self.waiting.retain(|order| order.context != context || order.attempt >= attempt || !tied(order));
-        let earlier = |running: &RunningEncode| {
-            running.context == context && running.attempt < attempt && running.reads.is_none()
-        };
+        let earlier = |running: &RunningEncode| running.context == context && running.attempt < attempt && running.tied;
         for (work, running) in self.running.iter_mut().filter(|(_, running)| earlier(running)) {
             if !std::mem::replace(&mut running.abandoned, true) {
                 commands.push(ContextHostCommand::Stop { work: *work });
@@ -201,7 +231,8 @@ impl ContextHostState {
         }
         self.room = order.room;
         self.abandon(context, commands);
-        if self.drop_held(context, commands) {
+        // What an earlier attempt was passed may have been wrong.
+        if self.drop_held((context, false), commands) {
             commands.push(ContextHostCommand::Free { context });
         }
         self.tied.insert(context, (attempt, None));
@@ -209,9 +240,9 @@ impl ContextHostState {
         self.waiting.push_back(order);
     }
 
-    fn release(&mut self, context: u64, commands: &mut Vec<ContextHostCommand>) {
+    fn release(&mut self, (context, keep): (u64, bool), commands: &mut Vec<ContextHostCommand>) {
         self.abandon(context, commands);
-        self.drop_held(context, commands);
+        self.drop_held((context, keep), commands);
         self.tied.remove(&context);
         self.used.remove(&context);
         self.alone.remove(&context);
@@ -230,8 +261,10 @@ impl ContextHostState {
     }
 
     /// Whether there was something. What others may ask for again is laid aside.
-    fn drop_held(&mut self, context: u64, commands: &mut Vec<ContextHostCommand>) -> bool {
-        let idle = self.known.leave(context).into_iter();
+    fn drop_held(&mut self, (context, keep): (u64, bool), commands: &mut Vec<ContextHostCommand>) -> bool {
+        let idle = if keep { self.known.leave(context) } else { Vec::new() };
+        self.known.forget(context);
+        let idle = idle.into_iter();
         commands.extend(idle.map(|(place, block)| ContextHostCommand::LayIdle { context, block, place }));
         let before = self.held.len();
         self.held.retain(|(held, _), _| *held != context);
@@ -239,15 +272,13 @@ impl ContextHostState {
     }
 
     fn encoded(&mut self, work: u64, encoded: Vec<Encoded>, used: f64, commands: &mut Vec<ContextHostCommand>) {
-        let Some(RunningEncode { context, reads, abandoned: false, .. }) = self.ended(work, used) else {
+        let Some(RunningEncode { context, identities, abandoned: false, .. }) = self.ended(work, used) else {
             return commands.push(ContextHostCommand::Discard { work });
         };
         commands.push(ContextHostCommand::Keep { work, context });
-        for (shard, ids) in reads.into_iter().flatten() {
-            let stated = encoded.iter().find(|encoded| encoded.block as usize == shard.block);
-            if let Some(stated) = stated {
-                self.known.add((shard, ids), stated.clone());
-            }
+        for stated in &encoded {
+            let identity = identities.iter().find(|(block, _)| *block == stated.block);
+            identity.into_iter().for_each(|(_, identity)| self.known.add(*identity, stated.clone()));
         }
         for shard in encoded {
             self.held.insert((context, shard.block), shard.clone());
@@ -351,7 +382,8 @@ impl ContextHostState {
     ) -> Option<EncodeWork> {
         if order.exchange == Exchange::None {
             // Another context may have encoded the same meanwhile.
-            order.shards.retain(|shard| !self.find_known(order.context, shard, commands));
+            let of = (order.context, &order.identities[..]);
+            order.shards.retain(|shard| !self.find_known(of, shard, commands));
             if order.shards.is_empty() {
                 return None;
             }
@@ -367,11 +399,11 @@ impl ContextHostState {
         self.alone.remove(&context);
         let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
         self.works += 1;
-        let reads = || order.shards.iter().cloned().zip(SourceIds::of(&inputs)).collect();
-        let reads = (order.exchange == Exchange::None).then(reads);
+        let (identities, tied) = (order.identities.clone(), order.exchange != Exchange::None);
         let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
         let (packed, abandoned) = (None, false);
-        let running = RunningEncode { context, tenant, attempt, pack, packed, blocks, reads, kept_tokens, abandoned };
+        let running =
+            RunningEncode { context, tenant, attempt, pack, packed, blocks, identities, tied, kept_tokens, abandoned };
         self.running.insert(work, running);
         let used = self.used.get(&context).copied().unwrap_or(0.0);
         Some(EncodeWork { work, used, order, inputs })
@@ -407,7 +439,20 @@ mod tests {
         };
         let shards = blocks.iter().copied().map(shard).collect();
         let (peers, ticket, room) = Default::default();
-        EncodeShards { context, tenant: 0, attempt, shards, blocks: 8, exchange, peers, ticket, room, trace: None }
+        let identities = blocks.iter().map(|block| (*block as u32, [*block as u8; 32])).collect();
+        EncodeShards {
+            context,
+            tenant: 0,
+            attempt,
+            shards,
+            blocks: 8,
+            exchange,
+            peers,
+            ticket,
+            room,
+            trace: None,
+            identities,
+        }
     }
 
     fn report(context: u64, block: u32) -> Encoded {
@@ -529,7 +574,7 @@ mod tests {
         assert_eq!(host.encoded(1, 2, 0)[2..], [work(6, 0.0, of(6, &[0, 1, 2, 3]))]);
         // One of them is wanted no more: the others go on.
         assert_eq!(
-            host.hears(HostCommand::Release { context: 5 }),
+            host.hears(HostCommand::Release { context: 5, keep: true }),
             [ContextHostCommand::Stop { work: 4 }, ContextHostCommand::Forget { context: 5 }]
         );
         let (stopped, failed) = (host.stopped(4), host.failed(5));
@@ -585,14 +630,14 @@ mod tests {
         let mut host = Host::new();
         host.alone(1, 1, 0);
         host.alone(1, 1, 1);
-        let released = host.hears(HostCommand::Release { context: 1 });
+        let released = host.hears(HostCommand::Release { context: 1, keep: true });
         assert_eq!(released, [ContextHostCommand::Stop { work: 0 }, ContextHostCommand::Forget { context: 1 }]);
         assert!(host.0.contexts().is_empty());
         // Ordered again while the encoder has not stopped yet: its shard comes all the same and must not stay.
         assert_eq!(host.alone(1, 2, 0), []);
         let again = work(1, 1.5, order(1, 2, &[0], Exchange::None));
         assert_eq!(host.encoded(0, 1, 0), [ContextHostCommand::Discard { work: 0 }, again]);
-        host.hears(HostCommand::Release { context: 1 });
+        host.hears(HostCommand::Release { context: 1, keep: true });
         assert_eq!(host.stopped(1), []);
         assert_eq!(host.0.kv_bytes(), (0, 0));
     }
@@ -619,18 +664,51 @@ mod tests {
         assert_eq!(host.alone(3, 1, 0), [ContextHostCommand::Share { from: 1, context: 3, block: 0 }, cached(3)]);
         assert_eq!(host.alone(3, 2, 0), [cached(3)], "said again");
         assert_eq!(host.0.kv_bytes(), (8, 0), "held once");
-        assert_eq!(host.hears(HostCommand::Release { context: 1 }), [ContextHostCommand::Forget { context: 1 }]);
+        assert_eq!(
+            host.hears(HostCommand::Release { context: 1, keep: true }),
+            [ContextHostCommand::Forget { context: 1 }]
+        );
         let [ContextHostCommand::LayIdle { context: 3, block: 0, place }, ContextHostCommand::Forget { context: 3 }] =
-            host.hears(HostCommand::Release { context: 3 })[..]
+            host.hears(HostCommand::Release { context: 3, keep: true })[..]
         else {
             panic!("nobody asks for it any more")
         };
         assert_eq!(host.0.kv_bytes(), (0, 8));
         assert_eq!(host.alone(4, 1, 0), [ContextHostCommand::TakeUp { place, context: 4 }, cached(4)]);
         // No room for anything that is not held.
-        host.hears(HostCommand::Release { context: 4 });
+        host.hears(HostCommand::Release { context: 4, keep: true });
         let order = EncodeShards { room: Some(0), ..order(5, 1, &[1], Exchange::None) };
         assert!(host.hears(HostCommand::Encode(order)).contains(&ContextHostCommand::Evict { place }));
+    }
+
+    #[test]
+    fn idle_shards_take_a_part_of_what_a_gpu_has_left() {
+        let mut host = Host::new();
+        host.alone(1, 1, 0);
+        host.encoded(0, 1, 0);
+        let idle = |host: &mut Host, free| {
+            host.0.see_gpu(Some(GpuMemory { used: 80 - free, free }));
+            host.hears(HostCommand::Release { context: 1, keep: true });
+            host.0.kv_bytes().1
+        };
+        assert_eq!(idle(&mut host, 40), 8);
+        assert_eq!(idle(&mut host, 10), 8, "what is idle would be free without it");
+        assert_eq!(idle(&mut host, 1), 0, "the rest is for what is asked about");
+    }
+
+    #[test]
+    fn what_may_be_wrong_is_not_found_again() {
+        let mut host = Host::new();
+        for (context, keep) in [(1, true), (2, false)] {
+            host.alone(context, 1, 0);
+            host.0.handle(
+                Duration::ZERO,
+                ContextHostEvent::Encoded { work: context - 1, encoded: vec![read_well(context, 0)], used: 1.5 },
+            );
+            host.hears(HostCommand::Release { context, keep });
+        }
+        // The first was found for the second, which was doubted: nothing of it is left.
+        assert_eq!(host.0.kv_bytes(), (0, 0));
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl<B: Backend> EncodeWorker<B> {
         pack: &Pack,
         peers: &mut RemotePeers<B>,
         slot: &Rc<RefCell<Slot>>,
-    ) -> Result<Vec<(Vec<EncodedShard<B>>, Vec<Encoded>)>, ModelError> {
+    ) -> Result<Vec<WorkEnd<B>>, ModelError> {
         if !slot.borrow_mut().take() {
             return Err(ModelError::Cancelled);
         }
@@ -179,6 +179,9 @@ impl<B: Backend> EncodeWorker<B> {
         Ok(ends)
     }
 }
+
+/// The shards that a work encoded, and what is said of them.
+type WorkEnd<B> = (Vec<EncodedShard<B>>, Vec<Encoded>);
 
 /// What several works encode, as one: shards are numbered through where there is more than one work.
 struct Pack {

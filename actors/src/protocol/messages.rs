@@ -12,6 +12,7 @@ mod model;
 mod queries;
 mod wire;
 
+use asterism_models::ShardIdentity;
 use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
@@ -275,6 +276,8 @@ pub enum HostCommand {
     Release {
         /// Context.
         context: u64,
+        /// Whether what it held may be found again by what it is; not where it may be wrong.
+        keep: bool,
     },
     /// A node: end a host's process at once; it was declared dead. The node starts it again.
     Kill {
@@ -318,6 +321,16 @@ pub struct EncodeShards {
     pub room: Option<u64>,
     /// The job's span, where its spans are wanted.
     pub trace: Option<Box<TraceContext>>,
+    /// What shards are, by block: by it a host finds those that it holds already. None of a plan whose shards are encoded only
+    /// together.
+    pub identities: Vec<(u32, ShardIdentity)>,
+}
+
+impl EncodeShards {
+    /// What a shard is, where it may be found again.
+    pub fn identity(&self, block: usize) -> Option<ShardIdentity> {
+        self.identities.iter().find(|(of, _)| *of as usize == block).map(|(_, identity)| *identity)
+    }
 }
 
 /// Phase 2 of one job.

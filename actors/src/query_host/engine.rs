@@ -31,6 +31,9 @@ use crate::{
 /// Rows of a step: questions go through in parts of so many.
 const ROWS: usize = 512;
 
+/// Logits that are worth a thread of their own to choose tokens of.
+const LOGITS_OF_A_THREAD: usize = 1 << 20;
+
 /// The generations of a query host.
 pub struct Engine<B: Backend> {
     model: Arc<LoadedModel<B>>,
@@ -61,6 +64,9 @@ struct PartLogits {
 
 /// What a part comes to.
 type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
+
+/// The token that was chosen, and how the answer ends.
+type ChosenToken = Result<Chosen, ModelError>;
 
 impl<B: Backend> Engine<B> {
     /// Generates nothing yet, later in steps of about `interval`; what happens goes to `post`.
@@ -205,28 +211,57 @@ impl<B: Backend> Engine<B> {
                 return chosen.into_iter().for_each(end);
             }
         };
-        let took = began.elapsed();
-        if ends.iter().all(Result::is_ok) {
-            self.scheduler.took(size, took);
+        let (took, whole) = (began.elapsed(), ends.iter().all(Result::is_ok));
+        let tokens = self.tokens(&chosen, ends, took);
+        if whole {
+            self.scheduler.took(size, began.elapsed());
         }
-        for ((job, rows), end) in chosen.into_iter().zip(ends) {
-            let Some(generation) = self.generations.get_mut(&job) else { continue };
-            generation.stepped(end.is_ok().then_some(rows), took);
-            let chosen = match end {
-                Err(StepError::Later) => continue,
-                Ok(Ok(PartLogits { scored, last })) => {
-                    scored.into_iter().for_each(|token| (self.post)(QueryHostEvent::Token { job, token }));
-                    let Some(logits) = last else { continue };
-                    self.contexts.stepped(job, generation.took());
-                    generation.choose(&logits)
-                }
-                Ok(Err(error)) | Err(StepError::Failed(error)) => Err(error),
-            };
+        for (job, chosen) in tokens {
             match chosen {
                 Ok(chosen) => self.chosen(job, chosen),
                 Err(error) => self.end(job, failed(error.code(), error.to_string())),
             }
         }
+    }
+
+    /// A step took so long: what comes of it for the jobs that have a token of it, or failed. Where logits are many, several threads
+    /// choose.
+    fn tokens(&mut self, chosen: &[(u64, usize)], ends: Vec<PartEnd>, took: Duration) -> Vec<(u64, ChosenToken)> {
+        let (mut tokens, mut drawn) = (Vec::with_capacity(chosen.len()), Vec::new());
+        let mut ends = chosen.iter().zip(ends).peekable();
+        for (job, generation) in &mut self.generations {
+            let Some(((_, rows), end)) = ends.next_if(|((next, _), _)| next == job) else { continue };
+            generation.stepped(end.is_ok().then_some(*rows), took);
+            match end {
+                Err(StepError::Later) => {}
+                Ok(Ok(PartLogits { scored, last })) => {
+                    scored.into_iter().for_each(|token| (self.post)(QueryHostEvent::Token { job: *job, token }));
+                    if let Some(logits) = last {
+                        self.contexts.stepped(*job, generation.took());
+                        drawn.push((*job, generation, logits));
+                    }
+                }
+                Ok(Err(error)) | Err(StepError::Failed(error)) => tokens.push((*job, Err(error))),
+            }
+        }
+        let logits: usize = drawn.iter().map(|(.., logits)| logits.len()).sum();
+        let threads = match self.model.cores.threads() {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let threads = threads.min(logits / LOGITS_OF_A_THREAD).max(1);
+        let draw = |part: &mut [(u64, &mut Generation<B>, Vec<f32>)]| -> Vec<(u64, ChosenToken)> {
+            part.iter_mut().map(|(job, generation, logits)| (*job, generation.choose(logits))).collect()
+        };
+        let each = drawn.len().div_ceil(threads).max(1);
+        let mut parts = drawn.chunks_mut(each);
+        let own = parts.next();
+        std::thread::scope(|scope| {
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || draw(part))).collect();
+            tokens.extend(own.into_iter().flat_map(draw));
+            tokens.extend(others.into_iter().flat_map(|part| part.join().expect("choosing a token does not panic")));
+        });
+        tokens
     }
 
     fn compute(&mut self, chosen: &[(u64, usize)]) -> Result<Vec<PartEnd>, ModelError> {

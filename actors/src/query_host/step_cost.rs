@@ -105,10 +105,10 @@ fn solved(mut matrix: [Costs; COSTS], mut right: Costs) -> Costs {
 mod tests {
     use super::*;
 
-    const BASE: f64 = 0.004;
+    const EMPTY: f64 = 0.004;
 
     fn took(size: StepSize) -> Duration {
-        Duration::from_secs_f64(BASE + 1e-4 * size.rows as f64 + 2e-8 * size.keys as f64)
+        Duration::from_secs_f64(EMPTY + 1e-4 * size.rows as f64 + 2e-8 * size.keys as f64)
     }
 
     fn learnt(steps: usize) -> StepCost {
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn the_cost_of_a_step_is_learnt_from_steps() {
         let cost = learnt(40);
-        assert!((cost.base() - BASE).abs() < 0.1 * BASE, "{cost:?}");
+        assert!((cost.base() - EMPTY).abs() < 0.1 * EMPTY, "{cost:?}");
         for size in [StepSize::of(1, 2000, 2), StepSize::of(50, 8000, 2)] {
             let (expected, added) = (took(size).as_secs_f64(), cost.of(size));
             assert!((cost.base() + added - expected).abs() < 0.05 * expected, "{expected} {added} {cost:?}");
@@ -135,7 +135,7 @@ mod tests {
         let mut cost = learnt(40);
         let size = StepSize::of(32, 2000, 2);
         (0..2000).for_each(|_| cost.learn(size, took(size)));
-        assert!((cost.base() - BASE).abs() < 0.3 * BASE, "{cost:?}");
+        assert!((cost.base() - EMPTY).abs() < 0.3 * EMPTY, "{cost:?}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use journal::change::Decided;
 pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
 };
-pub use prepare::ModelFront;
+pub use prepare::{ModelFront, is_continued};
 pub use scheduler::limits as scheduling;
 pub use shell::{
     actor::Supervisor,

@@ -10,7 +10,6 @@ mod moving;
 mod news;
 mod numerics;
 mod queue;
-mod returning;
 mod starved;
 mod waiting;
 
@@ -340,7 +339,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
     let plan = method.plan(&asked).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(&context).into(),
-        digests: PreparedContext::digests(&plan, &plan.numbered_ids(&context)),
+        identities: Arc::default(),
         method: Box::new(method.clone()),
         hosts,
         plan: Arc::new(plan),
@@ -354,6 +353,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         placement: PlacementPolicy::default(),
         key: None,
     }
+    .identified()
 }
 
 fn fingerprint(query: &str) -> Fingerprint {
@@ -519,7 +519,7 @@ fn a_broken_link_alone_costs_nothing() {
     cluster.deliver(20, HostMessage::Hello(hello));
     cluster.deliver(20, ready());
     let sent = cluster.take_sent();
-    assert!(sent.contains(&(20, HostCommand::Release { context: 55 })), "{sent:?}");
+    assert!(sent.contains(&(20, HostCommand::Release { context: 55, keep: true })), "{sent:?}");
     assert!(sent.contains(&(20, HostCommand::Stop { job: 66 })), "{sent:?}");
     assert!(!sent.iter().any(|(_, command)| matches!(command, HostCommand::Encode(_))), "{sent:?}");
     cluster.token(3, job, 2, 9);
@@ -649,7 +649,7 @@ fn a_cancelled_job_frees_its_hosts_and_late_messages_change_nothing() {
     let id = cluster.status(job).id;
     let decided = cluster.state.cancel(seconds(0.0), &id).expect("it runs");
     cluster.adopt(decided);
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })));
     cluster.encode();
     assert!(cluster.generation().is_none());
     assert_eq!(cluster.status(job).state, JobState::Cancelled);

@@ -67,6 +67,11 @@ pub enum Observation {
         /// Share of dense attention's pairs that were not computed.
         sparsity: f64,
     },
+    /// A job's context is encoded for the first time.
+    ContextReused {
+        /// How much of it hosts held already: all, part or none.
+        held: &'static str,
+    },
     /// A generation ended with an answer.
     Phase2 {
         /// Query host.
@@ -159,6 +164,7 @@ impl Observation {
             Self::ShardCached { host, tokens } => {
                 counter!(PHASE1_CACHED_TOKENS, "host" => host.clone()).increment(*tokens as u64);
             }
+            Self::ContextReused { held } => counter!(CONTEXTS_REUSED, "held" => *held).increment(1),
             Self::JobEncoded { method, sparsity } => {
                 gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(sparsity.max(0.0));
             }
@@ -304,6 +310,9 @@ fn start_at_zero() {
         counter!(REQUESTS_REFUSED, "error_type" => code).increment(0);
     }
     counter!(SPANS_DROPPED, "host" => SUPERVISOR_LABEL).increment(0);
+    for held in ["all", "part", "none"] {
+        counter!(CONTEXTS_REUSED, "held" => held).increment(0);
+    }
     for name in [REQUESTS_CANCELLED, NUMERICS_MIXED, SESSION_HITS] {
         counter!(name).increment(0);
     }

@@ -114,6 +114,7 @@ impl Case {
             ticket: ticket(),
             room: None,
             trace: None,
+            identities: Vec::new(),
         })
     }
 

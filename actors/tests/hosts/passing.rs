@@ -82,7 +82,7 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
         _ => None,
     });
     assert_eq!(lost.await, (3, true, "host_lost".to_string()));
-    bench.line("c1").order(HostCommand::Release { context: CONTEXT }).await;
+    bench.line("c1").order(HostCommand::Release { context: CONTEXT, keep: true }).await;
     let kv_bytes = bench.line("c1").receive(|message| match message {
         HostMessage::Heartbeat { kv_bytes: 0, .. } => Some(()),
         _ => None,

@@ -167,7 +167,7 @@ impl Scenario {
         let sessions: Vec<SessionRequest> =
             (0..draw.below(3)).map(|number| session(&mut draw, number, &config)).collect();
         let cuts = sessions.iter().map(|session| cut(&mut draw, session, &config)).collect();
-        let jobs = between(&mut draw, 1, 4);
+        let jobs = if one_in(&mut draw, 8) { between(&mut draw, 6, 10) } else { between(&mut draw, 1, 4) };
         let jobs = (0..jobs).map(|number| job(&mut draw, number, &config, &sessions, None)).collect();
         let operations = operations(&mut draw, &config.hosts);
         let faults = faults(&mut draw, &config.hosts, node_count);

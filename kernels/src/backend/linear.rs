@@ -3,17 +3,55 @@
 use std::ops::Range;
 
 use super::elementwise::ElementwiseOps;
-use crate::{DType, KernelError};
+use crate::{DType, KernelError, Stored};
 
 /// A tensor as a checkpoint stores it: borrowed bytes, row-major, little-endian.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a> {
-    /// Element type of `bytes`.
-    pub dtype: DType,
+    /// How `bytes` hold the elements.
+    pub stored: Stored,
     /// Row-major shape.
     pub shape: &'a [usize],
-    /// `shape` elements of `dtype`; no alignment is promised.
+    /// `shape` elements so stored; no alignment is promised.
     pub bytes: &'a [u8],
+}
+
+impl HostTensor<'_> {
+    /// Writes elements `start..`, as many as `to` takes, as f32. Of blocks both ends are whole ones.
+    pub(crate) fn widen(&self, start: usize, to: &mut [f32]) {
+        let bytes = &self.bytes[self.stored.byte_range(start..start + to.len())];
+        match self.stored {
+            Stored::Blocks(format) => format.dequantize(bytes, to),
+            Stored::Plain(dtype) => {
+                for (b, to) in bytes.chunks_exact(dtype.size()).zip(to) {
+                    *to = match dtype {
+                        DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+                        DType::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+                        DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
+                    };
+                }
+            }
+        }
+    }
+
+    /// All elements as f32.
+    pub fn values(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.shape.iter().product()];
+        self.widen(0, &mut values);
+        values
+    }
+
+    /// Checks that there are the bytes that the shape wants, and that rows are whole blocks.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<(), KernelError> {
+        let rows = self.shape.last().is_none_or(|row| row.is_multiple_of(self.stored.block()));
+        let expected = self.stored.bytes_of(self.shape.iter().product()).filter(|_| rows);
+        if expected == Some(self.bytes.len()) {
+            return Ok(());
+        }
+        let expected = expected.map_or("rows of whole blocks".to_owned(), |bytes| format!("{bytes} bytes"));
+        let expected = format!("{expected} for {:?} of {}", self.shape, self.stored);
+        Err(KernelError::Shape { operation, expected, got: format!("{} bytes", self.bytes.len()) })
+    }
 }
 
 /// Linear layers, alone and with what a decoder computes before and behind them.

@@ -6,14 +6,16 @@ use super::kv::CpuKv;
 use super::linear::CpuLinear;
 use super::processor::Cpu;
 use super::tensor::moves;
-use super::tensor::{CpuTensor, check_host, convert_host, cube, elements, matrix, tensor};
+use super::tensor::{CpuTensor, StoredRows, convert_host, cube, elements, matrix, tensor};
 use super::{attention, elementwise, kv};
 use crate::backend::{
     AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps, LinearOps,
     Partial, Rotary, SelectionOps, Sparse, StepLayers, TensorOps, WireOps, WorkQueue, batch,
 };
 use crate::operands::packed::check_parts;
-use crate::{Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Merging, Selector, StepSequence};
+use crate::{
+    Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Merging, Selector, StepSequence, Stored,
+};
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
 const CPU_BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
@@ -115,6 +117,13 @@ impl ElementwiseOps for Cpu {
             let (expected, got) = (format!("token ids below {vocab}"), id.to_string());
             return Err(KernelError::Shape { operation: "embed", expected, got });
         }
+        if let Some(rows) = StoredRows::of(table) {
+            return in_compute_type!(self, E => {
+                let mut wide = vec![E::default(); ids.len() * e];
+                wide.chunks_exact_mut(e).zip(ids).for_each(|(to, id)| rows.widen(*id as usize, to));
+                tensor(&[ids.len(), e], wide)
+            });
+        }
         in_compute_type!(self, E => tensor(&[ids.len(), e], elementwise::embed(elements::<E>("embed", table)?, e, ids)))
     }
 
@@ -200,7 +209,10 @@ impl LinearOps for Cpu {
     type Linear = CpuLinear;
 
     fn weight(&self, host: HostTensor<'_>) -> Result<CpuTensor, KernelError> {
-        check_host("weight", &host)?;
+        host.check("weight")?;
+        if let (Stored::Blocks(_), [_, _]) = (host.stored, host.shape) {
+            return Ok(StoredRows::table(&host, self.dtype));
+        }
         in_compute_type!(self, E => {
             let mut values = vec![E::default(); host.shape.iter().product()];
             convert_host(&host, 0, &mut values);

@@ -2,10 +2,15 @@
 //! result depends neither on its neighbours nor on the threads.
 
 use super::compute::Compute;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Avx512Codes;
 use super::lanes::{
-    Aligned, Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, Sums, load_some, product, store_some,
+    Aligned, CodeLanes, Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, Sums, load_some, product,
+    store_some,
 };
 use super::pool::{DisjointBuffer, Tasks, ThreadPool, filled};
+use super::tensor::{BlockPanels, PairSink};
+use crate::operands::SUB;
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
 const K_BLOCK: usize = 256;
@@ -15,6 +20,23 @@ const PIECE_ROWS: usize = 96;
 const TILE_PANELS: usize = 4;
 /// Multiply-adds below which a task is not worth splitting.
 const GEMM_TASK: usize = 1 << 16;
+
+/// Weights `(n, k)` in panels of [`PANEL`] outputs.
+pub(super) enum GemmWeight<E> {
+    Packed(Packed<E>),
+    /// Widened where they are multiplied.
+    Blocks(BlockPanels),
+}
+
+impl<E> GemmWeight<E> {
+    /// Outputs and inputs.
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Packed(packed) => (packed.n, packed.k),
+            Self::Blocks(panels) => (panels.n, panels.k),
+        }
+    }
+}
 
 /// Weights `(n, k)` as panels of [`PANEL`] outputs, `k` rows each, zero where the last panel is ragged.
 pub(super) struct Packed<E> {
@@ -50,7 +72,7 @@ impl<E: Element> Packed<E> {
 pub(super) struct GemmCall<'a, E> {
     pub x: &'a [E],
     pub rows: usize,
-    pub weight: &'a Packed<E>,
+    pub weight: &'a GemmWeight<E>,
     /// `(n)`, if any.
     pub bias: Option<&'a [f32]>,
     /// `(rows, n)`, if any.
@@ -60,7 +82,7 @@ pub(super) struct GemmCall<'a, E> {
 impl<E: Element> GemmCall<'_, E> {
     /// `(rows, n)`.
     pub(super) fn run(self, compute: &Compute) -> Vec<E> {
-        let Packed { n, k, .. } = *self.weight;
+        let (n, k) = self.weight.shape();
         assert!(self.x.len() == self.rows * k && self.bias.is_none_or(|b| b.len() == n));
         assert!(self.residual.is_none_or(|r| r.len() == self.rows * n));
         let (cost, panels) = (self.rows * n * k, n.div_ceil(PANEL));
@@ -84,11 +106,13 @@ impl<E: Element> GemmCall<'_, E> {
 }
 
 #[derive(Default)]
-struct GemmScratch {
+struct GemmScratch<E> {
     /// A task's rows of `x`, widened.
     x: Vec<f32>,
     /// Sums of the tiles under way while `k` blocks follow one another: `(rows, TILE_PANELS panels)`.
     sums: Vec<f32>,
+    /// Blocks of the weights, widened.
+    wide: Vec<E>,
 }
 
 struct GemmTask<'a, E> {
@@ -96,14 +120,14 @@ struct GemmTask<'a, E> {
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
     out: &'a DisjointBuffer<E>,
-    scratch: &'a mut GemmScratch,
+    scratch: &'a mut GemmScratch<E>,
 }
 
 impl<E: Element> Kernel for GemmTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Packed { n, k, ref panels } = *self.call.weight;
-        let GemmScratch { x, sums } = self.scratch;
+        let (n, k) = self.call.weight.shape();
+        let GemmScratch { x, sums, wide } = self.scratch;
         let stored = &self.call.x[self.rows.start * k..self.rows.end * k];
         let x = E::as_f32(stored).unwrap_or_else(|| {
             x.clear();
@@ -124,15 +148,57 @@ impl<E: Element> Kernel for GemmTask<'_, E> {
                     first: from == 0,
                     last: from + depth == k,
                 };
+                let (data, stride) = match self.call.weight {
+                    GemmWeight::Packed(packed) => (packed.panels[(panel * k + from) * PANEL..].as_ptr(), k * PANEL),
+                    GemmWeight::Blocks(blocks) => {
+                        let (panels, inputs) = (panel..panel + side, from..from + depth);
+                        match L::N {
+                            // Lanes as wide are AVX-512's.
+                            #[cfg(target_arch = "x86_64")]
+                            PANEL => widen::<E, Avx512Codes>(blocks, panels, inputs, wide),
+                            _ => widen::<E, [i32; PANEL]>(blocks, panels, inputs, wide),
+                        }
+                        (wide.as_ptr(), depth * PANEL)
+                    }
+                };
                 let extent = Extent { rows: self.rows.len(), k: depth, panels: side };
                 // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by TILE_PANELS panels, and no other
                 // task has this part of the output.
                 unsafe {
                     let left = LeftOperand { data: x.as_ptr().add(from), row: k };
-                    let data = panels.as_ptr().add((panel * k + from) * PANEL);
-                    product::<L, E, _>(extent, left, RightOperand { data, panel: k * PANEL, row: PANEL }, &tile);
+                    product::<L, E, _>(extent, left, RightOperand { data, panel: stride, row: PANEL }, &tile);
                 }
             }
+        }
+    }
+}
+
+/// Writes some inputs of some panels, whole blocks of 32, as [`Packed`] has them.
+#[inline(always)]
+fn widen<E: Element, C: CodeLanes>(
+    blocks: &BlockPanels,
+    panels: std::ops::Range<usize>,
+    inputs: std::ops::Range<usize>,
+    wide: &mut Vec<E>,
+) {
+    let subs = inputs.start / SUB..inputs.end / SUB;
+    wide.resize(panels.len() * inputs.len() * PANEL, E::default());
+    for (panel, wide) in panels.zip(wide.chunks_exact_mut(inputs.len() * PANEL)) {
+        blocks.widen::<C>(panel, subs.start..subs.end, &mut WideRows(wide));
+    }
+}
+
+/// A panel as [`Packed`] has it: a row of 16 outputs for each input.
+struct WideRows<'a, E>(&'a mut [E]);
+
+impl<E: Element, C: CodeLanes> PairSink<C> for WideRows<'_, E> {
+    #[inline(always)]
+    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
+        let (even, odd) = (C::array(even), C::array(odd));
+        let to = &mut self.0[2 * pair * PANEL..][..2 * PANEL];
+        for lane in 0..PANEL {
+            to[lane] = E::narrow(even[lane]);
+            to[PANEL + lane] = E::narrow(odd[lane]);
         }
     }
 }
@@ -221,7 +287,8 @@ mod tests {
                 let mut by_threads = Vec::new();
                 for threads in [1, 3] {
                     let compute = Compute { set, pool: ThreadPool::new(Some(threads)).unwrap() };
-                    let weight = Packed::new(n, k, &compute.pool, |j, to| to.copy_from_slice(&w[j * k..][..k]));
+                    let packed = Packed::new(n, k, &compute.pool, |j, to| to.copy_from_slice(&w[j * k..][..k]));
+                    let weight = GemmWeight::Packed(packed);
                     let call = |x, rows, residual| GemmCall { x, rows, weight: &weight, bias: Some(&bias), residual };
                     let y = call(&x, rows, Some(&residual)).run(&compute);
                     for (at, y) in y.iter().enumerate() {

@@ -5,6 +5,7 @@ mod aligned;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod codes;
 mod portable;
 mod tile;
 mod vector;
@@ -14,6 +15,9 @@ pub(super) use aligned::Aligned;
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) use codes::Avx512Codes;
+pub(super) use codes::CodeLanes;
 pub(super) use portable::PortableLanes;
 pub(super) use tile::{Extent, LeftOperand, RightOperand, Sums, product};
 pub(super) use vector::{Element, Kernel, Lanes, PANEL, fetch_ahead, load_some, store_some};

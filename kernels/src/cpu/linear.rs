@@ -6,10 +6,10 @@ use half::vec::HalfBitsVecExt;
 use super::amx;
 use super::choice::KernelSet;
 use super::compute::Compute;
-use super::gemm::{self, Packed};
+use super::gemm::{self, GemmWeight, Packed};
 use super::lanes::Element;
 use super::pool::Tasks;
-use super::tensor::{CpuTensor, check_host, convert_host, elements, matrix, tensor};
+use super::tensor::{BlockPanels, CpuTensor, convert_host, elements, matrix, tensor};
 use crate::{DType, HostTensor, KernelError};
 
 /// The weights and bias of `y = x W^T + b`.
@@ -21,8 +21,8 @@ pub struct CpuLinear {
 }
 
 enum Weights {
-    F32(Packed<f32>),
-    Bf16(Packed<bf16>),
+    F32(GemmWeight<f32>),
+    Bf16(GemmWeight<bf16>),
     /// With the bias.
     Tiles(amx::AmxWeights),
 }
@@ -37,7 +37,7 @@ impl CpuLinear {
     ) -> Result<Self, KernelError> {
         let k = parts.first().and_then(|p| p.shape.get(1)).copied().unwrap_or(0);
         for part in parts.iter().chain(biases) {
-            check_host("linear_weight", part)?;
+            part.check("linear_weight")?;
         }
         if let Some(part) = parts.iter().find(|p| p.shape.len() != 2 || p.shape[1] != k) {
             return Err(KernelError::shape("linear_weight", format!("parts (n, {k})"), &[part.shape]));
@@ -54,10 +54,16 @@ impl CpuLinear {
             bias.resize(start + part.shape[0], 0.0);
             convert_host(part, 0, &mut bias[start..]);
         }
-        let weights = match dtype {
-            DType::F32 => Weights::F32(panels(parts, n, k, compute)),
-            _ if compute.set == KernelSet::Amx && k > 0 => Weights::Tiles(tiles(parts, &bias, [n, k], compute)),
-            _ => Weights::Bf16(panels(parts, n, k, compute)),
+        let packed = BlockPanels::pack(parts, &compute.pool);
+        let weights = match (dtype, packed) {
+            (DType::F32, Some(blocks)) => Weights::F32(GemmWeight::Blocks(blocks)),
+            (DType::F32, None) => Weights::F32(panels(parts, n, k, compute)),
+            (_, blocks) if compute.set == KernelSet::Amx && k > 0 => {
+                let weights = blocks.map_or_else(|| tiles(parts, [n, k], compute), amx::AmxWeights::in_blocks);
+                Weights::Tiles(if bias.is_empty() { weights } else { weights.with_bias(&bias) })
+            }
+            (_, Some(blocks)) => Weights::Bf16(GemmWeight::Blocks(blocks)),
+            (_, None) => Weights::Bf16(panels(parts, n, k, compute)),
         };
         Ok(Self { weights, bias: (!biases.is_empty()).then_some(bias), n, k })
     }
@@ -85,7 +91,7 @@ impl CpuLinear {
 
     fn run_packed<E: Element>(
         &self,
-        weight: &Packed<E>,
+        weight: &GemmWeight<E>,
         x: &CpuTensor,
         residual: Option<&CpuTensor>,
         compute: &Compute,
@@ -98,8 +104,8 @@ impl CpuLinear {
     }
 }
 
-fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Compute) -> Packed<E> {
-    Packed::new(n, k, &compute.pool, |row, to| {
+fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Compute) -> GemmWeight<E> {
+    let packed = Packed::new(n, k, &compute.pool, |row, to| {
         let mut row = row;
         for part in parts {
             if row < part.shape[0] {
@@ -107,10 +113,11 @@ fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Co
             }
             row -= part.shape[0];
         }
-    })
+    });
+    GemmWeight::Packed(packed)
 }
 
-fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &Compute) -> amx::AmxWeights {
+fn tiles(parts: &[HostTensor<'_>], [n, k]: [usize; 2], compute: &Compute) -> amx::AmxWeights {
     let mut rows = vec![0u16; n * k].reinterpret_into::<bf16>();
     let mut start = 0;
     for part in parts {
@@ -119,8 +126,7 @@ fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &C
         start = end;
     }
     let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost: n * k }, work);
-    let weights = amx::AmxWeights::pack(&rows, n, k, &run);
-    if bias.is_empty() { weights } else { weights.with_bias(bias) }
+    amx::AmxWeights::pack(&rows, n, k, &run)
 }
 
 fn run_tiles(
@@ -156,11 +162,11 @@ mod tests {
         let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
         let bytes = |n: usize| (0..n).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>();
         let (first, second, bias) = (bytes(5 * 48), bytes(35 * 48), bytes(40));
-        let host = |shape, bytes| HostTensor { dtype: DType::F32, shape, bytes };
+        let host = |shape, bytes| HostTensor { stored: DType::F32.into(), shape, bytes };
         let parts = [host(&[5, 48], first.as_slice()), host(&[35, 48], second.as_slice())];
         let biases = [host(&[5], &bias[..20]), host(&[35], &bias[20..])];
         let panels = CpuLinear::pack(&parts, &biases, DType::Bf16, &compute).unwrap();
-        let weights = tiles(&parts, panels.bias.as_deref().unwrap(), [40, 48], &compute);
+        let weights = tiles(&parts, [40, 48], &compute).with_bias(panels.bias.as_deref().unwrap());
         let draw =
             |shape: &[usize]| tensor(shape, (0..shape[0] * shape[1]).map(|i| bf16::from_f32(value(i))).collect());
         let (x, residual) = (draw(&[7, 48]).unwrap(), draw(&[7, 40]).unwrap());

@@ -250,13 +250,9 @@ impl Device {
         let tensor = self.empty(shape, dtype)?;
         let (mut at, mut converted) = (tensor.pointer(), Vec::new());
         for part in parts {
-            let expected = part.shape.iter().product::<usize>() * part.dtype.size();
-            if part.bytes.len() != expected {
-                let expected = format!("{expected} bytes for {:?} of {:?}", part.shape, part.dtype);
-                return Err(KernelError::Shape { operation, expected, got: format!("{} bytes", part.bytes.len()) });
-            }
+            part.check(operation)?;
             // Straight from where the checkpoint lies in memory, unless its type differs.
-            let bytes = if part.dtype == dtype {
+            let bytes = if part.stored == dtype.into() {
                 part.bytes
             } else {
                 converted.clear();
@@ -317,15 +313,17 @@ impl Device {
     }
 }
 
-/// The elements of a checkpoint's tensor in `dtype`, behind `to`.
+/// The elements of a checkpoint's tensor in `dtype`, behind `to`: blocks as what they stand for.
 fn convert(part: &HostTensor<'_>, dtype: DType, to: &mut Vec<u8>) {
-    let mut write = |value: f32| match dtype {
-        DType::F32 => to.extend_from_slice(&value.to_le_bytes()),
-        _ => to.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-    };
-    match part.dtype {
-        DType::F32 => part.bytes.as_chunks::<4>().0.iter().for_each(|x| write(f32::from_le_bytes(*x))),
-        DType::Bf16 => part.bytes.as_chunks::<2>().0.iter().for_each(|x| write(bf16::from_le_bytes(*x).to_f32())),
-        DType::F16 => part.bytes.as_chunks::<2>().0.iter().for_each(|x| write(f16::from_le_bytes(*x).to_f32())),
+    // Whole blocks of every format.
+    const CONVERTED: usize = 1024;
+    let (elements, mut wide) = (part.shape.iter().product::<usize>(), [0.0; CONVERTED]);
+    for start in (0..elements).step_by(CONVERTED) {
+        let wide = &mut wide[..CONVERTED.min(elements - start)];
+        part.widen(start, wide);
+        match dtype {
+            DType::F32 => wide.iter().for_each(|value| to.extend_from_slice(&value.to_le_bytes())),
+            _ => wide.iter().for_each(|value| to.extend_from_slice(&bf16::from_f32(*value).to_le_bytes())),
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::DeviceGroup;
 use super::layout::{Layout, Segment, Split};
 use super::spread::GroupTensor;
-use crate::KernelError;
+use crate::{DType, KernelError, Stored};
 use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
 
 /// A linear layer of which each device has some outputs.
@@ -69,14 +69,14 @@ impl<B: Backend> DeviceGroup<B> {
                 .iter()
                 .zip(&ranges)
                 .zip(&shapes)
-                .map(|((part, range), shape)| HostTensor { dtype: part.dtype, shape, bytes: rows(part, range) })
+                .map(|((part, range), shape)| HostTensor { stored: part.stored, shape, bytes: rows(part, range) })
                 .collect();
             let own_biases: Vec<HostTensor<'_>> = biases
                 .iter()
                 .zip(&ranges)
                 .zip(&shapes)
                 .map(|((bias, range), shape)| HostTensor {
-                    dtype: bias.dtype,
+                    stored: bias.stored,
                     shape: &shape[..1],
                     bytes: rows(bias, range),
                 })
@@ -135,14 +135,22 @@ impl<B: Backend> DeviceGroup<B> {
     /// Columns of a table `(rows, e)` that each member has: of every row some elements.
     fn by_columns(&self, table: &HostTensor<'_>, layout: &Layout) -> Result<GroupTensor<B>, KernelError> {
         let Some(split) = layout else { return self.spread(None, |_, member| member.weight(*table)) };
-        let ([count, width], element) = ([table.shape[0], table.shape[1]], table.dtype.size());
+        let widened: Vec<u8>;
+        let (dtype, all) = match table.stored {
+            Stored::Plain(dtype) => (dtype, table.bytes),
+            Stored::Blocks(_) => {
+                widened = table.values().iter().flat_map(|value| value.to_le_bytes()).collect();
+                (DType::F32, &widened[..])
+            }
+        };
+        let ([count, width], element) = ([table.shape[0], table.shape[1]], dtype.size());
         self.spread(layout.clone(), |at, member| {
             let own = split.ranges(at).swap_remove(0);
             let mut bytes = Vec::with_capacity(count * own.len() * element);
-            for row in table.bytes.chunks_exact(width * element) {
+            for row in all.chunks_exact(width * element) {
                 bytes.extend_from_slice(&row[own.start * element..own.end * element]);
             }
-            member.weight(HostTensor { dtype: table.dtype, shape: &[count, own.len()], bytes: &bytes })
+            member.weight(HostTensor { stored: dtype.into(), shape: &[count, own.len()], bytes: &bytes })
         })
     }
 }
@@ -268,7 +276,7 @@ mod tests {
         let group = DeviceGroup::new(vec![Arc::new(cpu()), Arc::new(cpu())], heads).unwrap();
         let values = |count: usize| (0..count).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect::<Vec<_>>();
         let weight: Vec<u8> = values(48 * 32).iter().flat_map(|value| value.to_le_bytes()).collect();
-        let weight = HostTensor { dtype: DType::F32, shape: &[48, 32], bytes: &weight };
+        let weight = HostTensor { stored: DType::F32.into(), shape: &[48, 32], bytes: &weight };
         let weight = group.linear_weight(&[weight], &[]).unwrap();
         let (x, residual) =
             (group.upload(&[11, 32], &values(11 * 32)).unwrap(), group.upload(&[11, 48], &values(11 * 48)).unwrap());

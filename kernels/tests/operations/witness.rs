@@ -42,7 +42,7 @@ fn norm_product_and_activation_are_candles() {
     };
     let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let (norm_bytes, weight_bytes) = (bytes(&norm), bytes(&weight));
-    let host = |shape, bytes| HostTensor { dtype: DType::F32, shape, bytes };
+    let host = |shape, bytes| HostTensor { stored: DType::F32.into(), shape, bytes };
     for cpu in cpu() {
         let norm = cpu.weight(host(&[WIDTH], &norm_bytes)).unwrap();
         let linear = cpu.linear_weight(&[host(&[2 * WIDTH, WIDTH], &weight_bytes)], &[]).unwrap();

@@ -66,7 +66,7 @@ pub fn retaining_scores<B: Backend>(backend: &B, case: &Case, folder: &Path) -> 
     let weight = |name: &str| -> Result<B::Linear> {
         let (shape, values) = inputs.f32(name)?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(backend.linear_weight(&[HostTensor { dtype: DType::F32, shape: &shape, bytes: &bytes }], &[])?)
+        Ok(backend.linear_weight(&[HostTensor { stored: DType::F32.into(), shape: &shape, bytes: &bytes }], &[])?)
     };
     let (shape, raw) = inputs.f32("raw")?;
     let heads = RetainingHeads::of(vec![(weight("fc1")?, weight("fc2")?)]);

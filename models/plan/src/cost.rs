@@ -1,11 +1,13 @@
 //! What a plan costs, host by host: work, memory and bytes. Counts, not seconds: a device's speed is not known here.
 
+mod exactness;
 pub(crate) mod forecast;
 mod shape;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Exchange, Plan, PlanError, Shard, TokenSet, attention::causal_pairs};
+pub use exactness::exact_layers;
 pub use shape::{HeadShare, ModelShape};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.

@@ -18,10 +18,10 @@ mod summary;
 pub use attention::LocalAttention;
 pub use blocks::{balanced_blocks, host_of_blocks, split_blocks};
 pub use cost::forecast::{Calibration, Conditions, Forecast, StepSeconds};
-pub use cost::{Carried, Cost, HeadShare, HostCost, ModelShape};
+pub use cost::{Carried, Cost, HeadShare, HostCost, ModelShape, exact_layers};
 pub use error::PlanError;
 pub use method::{Method, bare_shards, one_shard};
-pub use methods::{Alternative, MethodConfig};
+pub use methods::{APPENDED_TOKENS, Alternative, MethodConfig};
 pub use plan::refresh::{HiddenKeys, Refresh};
 pub use plan::{
     Choice, ContextView, Exchange, FAN_IN, InputDigest, KeptShard, MergeNode, MergeTree, Passing, PassingScore, Plan,

@@ -13,7 +13,7 @@ mod shard;
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalAttention, ModelShape, PlanError, attention::Streaming};
+use crate::{PlanError, attention::Streaming};
 pub use digest::InputDigest;
 pub use exchange::{Exchange, Passing, PassingScore};
 pub use merge::{FAN_IN, KeptShard, MergeNode, MergeTree};
@@ -144,6 +144,11 @@ impl Plan {
         alone
     }
 
+    /// Whether its shards are a chain: one host encodes them in order, each behind those before it.
+    pub fn is_chain(&self) -> bool {
+        self.shards.iter().any(|shard| shard.behind > 0)
+    }
+
     /// Tokens up to the end of a question of so many, as positions count them.
     pub fn length(&self, query: usize) -> u64 {
         u64::from(self.query_start) + query as u64
@@ -158,15 +163,6 @@ impl Plan {
     pub fn kept_shards(&self) -> Vec<KeptShard> {
         let kept = |shard: &Shard| KeptShard { keys: shard.kept_tokens() as u64, group: shard.host as u32 };
         self.shards.iter().map(kept).collect()
-    }
-
-    /// Layers that phase 1 computes as the model has them: without a window, and with one. A layer with a window is exact whatever a
-    /// method chooses within a shard; at the borders of shards that pass each other no keys its rows miss some.
-    pub fn exact_layers(&self, shape: &ModelShape) -> [usize; 2] {
-        let whole = self.shards.len() == 1 || matches!(self.exchange, Exchange::Broadcast | Exchange::AllToAll);
-        let causal = self.shards.iter().all(|shard| shard.attention == LocalAttention::Causal);
-        let full = if whole && causal { shape.layers - shape.windowed_layers } else { 0 };
-        [full, if whole { shape.windowed_layers } else { 0 }]
     }
 
     /// Keys kept on each host, idle ones included.
@@ -190,32 +186,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Method, MethodConfig, PlanRequest};
-
-    #[test]
-    fn layers_with_windows_are_exact_within_a_shard() {
-        let shape = ModelShape { windowed_layers: 3, window: 16, ..ModelShape::TINY };
-        let context: Vec<u32> = (0..4096).collect();
-        let request =
-            PlanRequest { context: &context, query: &[3], hosts: 4, one_machine: true, shape: &shape, speeds: None };
-        let of = |method: serde_json::Value| {
-            let method: MethodConfig = serde_json::from_value(method).expect("a method");
-            let plan = method.plan(&request).expect("a plan");
-            assert!(!matches!(plan.exchange, Exchange::SharedPrefix { .. }), "{}", plan.method.name);
-            assert_eq!(plan.refresh, None);
-            plan.exact_layers(&shape)
-        };
-        for exact in [json!({"dense": {}}), json!({"ring": {}}), json!({"ulysses": {}})] {
-            assert_eq!(of(exact), [1, 3]);
-        }
-        assert_eq!(of(json!({"streaming": {}})), [0, 3]);
-        for cut in [json!({"star": {}}), json!({"pulsar": {}}), json!({"apb": {}})] {
-            assert_eq!(of(cut), [0, 0]);
-        }
-        let refused = json!({"pulsar": {"keep_summary_kv": true}});
-        let refused: MethodConfig = serde_json::from_value(refused).expect("a method");
-        assert!(refused.plan(&request).is_err());
-    }
+    use crate::{Method, MethodConfig, ModelShape, PlanRequest};
 
     proptest! {
         /// A shard encoded alone is the one of the plan that shares nothing.

@@ -3,8 +3,8 @@
 use asterism_plan::attention::{Streaming, Stripes};
 use asterism_plan::methods::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
 use asterism_plan::{
-    Calibration, Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest, RopeLength,
-    Shard, Span, StepSeconds,
+    Calibration, Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest, Shard, Span,
+    StepSeconds,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -395,7 +395,7 @@ fn a_session_is_exact_until_its_questions_cost_less() {
         intermediate: 14_336,
         vocab: 128_256,
         kv_bytes_per_element: 2,
-        rope: RopeLength::Any,
+        ..ModelShape::TINY
     };
     let context: Vec<u32> = (0..262_144).collect();
     let named = |tokens: usize, hosts: usize| {

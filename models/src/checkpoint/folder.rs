@@ -43,7 +43,7 @@ const MODEL_CONFIG: &str = "config.json";
 const SNAPSHOTS: &str = "snapshots";
 /// How the hub's cache begins the folder of a model: `models--ORG--NAME`.
 const REPOSITORY: &str = "models--";
-const EXPECTED: &str = "a Hugging Face model folder (config.json, tokenizer.json, model.safetensors)";
+const EXPECTED: &str = "a Hugging Face model folder (config.json, tokenizer.json, model.safetensors), or a GGUF file";
 
 /// The folder that `named` means. `hub` is the hub's cache on this machine.
 ///
@@ -77,7 +77,7 @@ pub(super) fn no_weights(folder: &Path, look: PathLookup<'_>) -> Result<ModelErr
 
 /// How files of weights end that are not read, and what to do about them.
 const OTHER_WEIGHTS: &[(&str, &str)] = &[
-    (".gguf", "GGUF is not read: fetch the original repository, whose weights are safetensors"),
+    (".gguf", "name that file itself, which has its own configuration"),
     (
         "adapter_model.safetensors",
         "an adapter alone is not read: merge it into its base model (peft's merge_and_unload)",
@@ -136,10 +136,13 @@ fn newest(snapshots: &Path, look: PathLookup<'_>) -> Result<PathBuf, ModelError>
 
 fn a_file(path: &Path, begins: &[u8]) -> ModelError {
     let what = |kind: &str, remedy: &str| unfit(path, kind, format!("{EXPECTED}: {remedy}"));
+    if path.extension().is_some_and(|end| end == "gguf") {
+        let shown = String::from_utf8_lossy(&begins[..begins.len().min(4)]);
+        let expected = "a GGUF file, which begins with \"GGUF\": fetch it again";
+        let other = sniffed::of(begins).map_or_else(String::new, |other| format!("{other} and "));
+        return unfit(path, format!("a file that is {other}no GGUF: it begins with {shown:?}"), expected);
+    }
     match sniffed::of(begins) {
-        Some(ForeignFormat::Gguf) => {
-            what("a GGUF file", "GGUF is not read, fetch the original repository of the model")
-        }
         Some(ForeignFormat::LfsPointer { .. }) => {
             what("a Git LFS pointer", "run `git lfs pull` there, and name its folder")
         }
@@ -161,7 +164,11 @@ fn no_model(folder: &Path, entries: &[FolderEntry]) -> ModelError {
     let remedy = match entries.len() {
         0 => "the folder is empty: fetch the model, or name another folder".to_owned(),
         _ if !repositories.is_empty() => format!("it is the hub's cache: name one of {}", listed(&repositories)),
-        _ if ends(".gguf") => "it has GGUF files, which are not read: fetch the original repository".to_owned(),
+        _ if ends(".gguf") => {
+            let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+            let files: Vec<&str> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
+            format!("it has GGUF files: name one of {}", listed(&files))
+        }
         _ if has(entries, "adapter_config.json") => {
             "it has an adapter alone: merge it into its base model (peft's merge_and_unload) and save that".to_owned()
         }
@@ -329,7 +336,7 @@ mod tests {
     #[test]
     fn what_is_no_model_is_named_with_what_to_do() {
         let disk = Disk::of(&[
-            ("/m/a.gguf", "GGUF\x03", 0),
+            ("/m/a.gguf", "GGML\x03", 0),
             ("/m/model.safetensors", "version https://git-lfs.github.com/spec/v1\nsize 7\n", 0),
             ("/m/notes.txt", "notes", 0),
             ("/gguf/a-q4.gguf", "GGUF", 0),
@@ -339,14 +346,11 @@ mod tests {
         ])
         .link("/current", "/gone");
         for (path, words) in [
-            (
-                "/m/a.gguf",
-                vec!["/m/a.gguf is a GGUF file", "expected a Hugging Face model folder", "original repository"],
-            ),
+            ("/m/a.gguf", vec!["/m/a.gguf is a file that is no GGUF", "begins with \"GGML\"", "fetch it again"]),
             ("/m/model.safetensors", vec!["is a Git LFS pointer", "git lfs pull"]),
             ("/m/notes.txt", vec!["is a file", "name the folder"]),
             ("/m", vec!["no config.json in /m", "GGUF"]),
-            ("/gguf", vec!["no config.json in /gguf", "GGUF files, which are not read"]),
+            ("/gguf", vec!["no config.json in /gguf", "GGUF files: name one of a-q4.gguf"]),
             ("/meta", vec!["original format"]),
             ("/lora", vec!["merge_and_unload"]),
             ("/current", vec!["/current is a link to /gone, which is not there"]),
@@ -368,7 +372,7 @@ mod tests {
     fn weights_of_other_formats_are_told_apart() {
         for (file, words) in [
             ("pytorch_model-00001-of-00002.bin", "PyTorch's format is not read"),
-            ("model-q4.gguf", "GGUF is not read"),
+            ("model-q4.gguf", "name that file itself"),
             ("adapter_model.safetensors", "merge it into its base model"),
             ("flax_model.msgpack", "other frameworks"),
             ("consolidated.safetensors", "have transformers' names"),

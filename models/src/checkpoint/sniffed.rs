@@ -54,7 +54,7 @@ impl ForeignFormat {
     pub(super) fn remedy(self) -> &'static str {
         match self {
             Self::LfsPointer { .. } => "`git lfs pull` in its folder, or `hf download`, fetches it",
-            Self::Gguf => "GGUF is not read: fetch the original repository",
+            Self::Gguf => "a GGUF file is a model of its own: name it in place of the folder",
             Self::Zip | Self::Pickle => {
                 "PyTorch's format is not read: fetch the repository's safetensors, or save the model with transformers' save_pretrained"
             }

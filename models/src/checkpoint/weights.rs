@@ -1,5 +1,7 @@
 //! One safetensors file in memory: its header checked against its length, its tensors as byte ranges.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -9,7 +11,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use asterism_kernels::DType;
+use asterism_kernels::{DType, HostTensor, Stored};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, SafeTensorError};
@@ -34,25 +36,109 @@ pub(super) type Draw = Box<dyn FnOnce() -> Vec<u8> + Send>;
 
 /// Where a tensor lies in its file.
 pub(super) struct TensorEntry {
-    stored: Dtype,
+    pub(super) stored: EntryType,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: Range<usize>,
+    pub(super) arrangement: Arrangement,
+}
+
+/// What a file says of a tensor's elements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum EntryType {
+    /// A type of safetensors, which a decoder may not know.
+    Safetensors(Dtype),
+    /// One that it knows.
+    Of(Stored),
+}
+
+/// As hashes of tensors name it.
+impl fmt::Debug for EntryType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Safetensors(dtype) => dtype.fmt(f),
+            Self::Of(stored) => write!(f, "{stored}"),
+        }
+    }
+}
+
+/// How a tensor's elements lie in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrangement {
+    /// As they are loaded.
+    AsStored,
+    /// Rows of each head in pairs that are rotated together, in place of first halves and second ones.
+    Neighbours { heads: usize },
+    /// Each with one added.
+    LessOne,
+}
+
+/// A tensor as a decoder loads it: as it lies in its file, or what was made of that.
+#[derive(Debug)]
+pub struct Weight<'a> {
+    /// How `bytes` hold the elements.
+    pub stored: Stored,
+    /// Row-major shape.
+    pub shape: Cow<'a, [usize]>,
+    /// The elements.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> Weight<'a> {
+    /// Numbers that were made.
+    pub(super) fn of_f32(shape: &[usize], values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { stored: DType::F32.into(), shape: shape.to_vec().into(), bytes: Cow::Owned(bytes) }
+    }
+
+    /// As a device takes it.
+    pub fn host(&self) -> HostTensor<'_> {
+        HostTensor { stored: self.stored, shape: &self.shape, bytes: &self.bytes }
+    }
+
+    /// What lies so in a file, as it is loaded. A tensor that this does not fit has another shape than is expected.
+    pub(super) fn arranged(self, arrangement: Arrangement) -> Self {
+        match arrangement {
+            Arrangement::AsStored => self,
+            Arrangement::Neighbours { heads } => {
+                let bytes = halves_first(&self.bytes, self.shape[0], heads);
+                Self { bytes: Cow::Owned(bytes), ..self }
+            }
+            Arrangement::LessOne => {
+                let less: Vec<f32> = self.host().values().iter().map(|value| value - 1.0).collect();
+                Self { shape: self.shape.clone(), ..Self::of_f32(&self.shape, &less) }
+            }
+        }
+    }
+}
+
+/// Rows whose heads have the two of each rotated pair side by side, with all first ones before the second ones.
+fn halves_first(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+    let (row, pairs) = (bytes.len() / rows, rows / heads / 2);
+    let from = |to: usize| {
+        let (head, half, pair) = (to / (2 * pairs), to / pairs % 2, to % pairs);
+        (head * 2 * pairs + 2 * pair + half) * row
+    };
+    (0..rows).flat_map(|to| &bytes[from(to)..][..row]).copied().collect()
 }
 
 impl TensorEntry {
     /// A bf16 tensor from byte `start` on.
     pub(super) fn bf16(shape: &[usize], start: usize) -> Self {
         let bytes = 2 * shape.iter().product::<usize>();
-        Self { stored: Dtype::BF16, shape: shape.to_vec(), bytes: start..start + bytes }
+        let stored = EntryType::Safetensors(Dtype::BF16);
+        Self { stored, shape: shape.to_vec(), bytes: start..start + bytes, arrangement: Arrangement::AsStored }
     }
 
     /// The tensor's type, if a decoder's weights may have it.
-    pub(super) fn dtype(&self, tensor: &str) -> Result<DType, ModelError> {
+    pub(super) fn stored(&self, tensor: &str) -> Result<Stored, ModelError> {
         match self.stored {
-            Dtype::F32 => Ok(DType::F32),
-            Dtype::BF16 => Ok(DType::Bf16),
-            Dtype::F16 => Ok(DType::F16),
-            other => Err(ModelError::TensorType { tensor: tensor.to_owned(), got: format!("{other:?}") }),
+            EntryType::Of(stored) => Ok(stored),
+            EntryType::Safetensors(Dtype::F32) => Ok(DType::F32.into()),
+            EntryType::Safetensors(Dtype::BF16) => Ok(DType::Bf16.into()),
+            EntryType::Safetensors(Dtype::F16) => Ok(DType::F16.into()),
+            EntryType::Safetensors(other) => {
+                Err(ModelError::TensorType { tensor: tensor.to_owned(), got: format!("{other:?}") })
+            }
         }
     }
 }
@@ -98,7 +184,8 @@ impl WeightFile {
         let entry = |name: String| {
             let info = metadata.info(&name).expect("a key of this very header");
             let (start, end) = info.data_offsets;
-            let entry = TensorEntry { stored: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
+            let (stored, arrangement) = (EntryType::Safetensors(info.dtype), Arrangement::AsStored);
+            let entry = TensorEntry { stored, shape: info.shape.clone(), bytes: data + start..data + end, arrangement };
             (name, entry)
         };
         Ok(metadata.offset_keys().into_iter().map(entry).collect())
@@ -122,7 +209,7 @@ impl WeightFile {
 
     /// The hash of a tensor's type, shape and bytes; of drawn ones, of where they are drawn from. `piece` is a buffer.
     pub(super) fn hash(&self, entry: &TensorEntry, piece: &mut Vec<u8>) -> io::Result<Hash> {
-        let TensorEntry { stored, shape, bytes } = entry;
+        let TensorEntry { stored, shape, bytes, .. } = entry;
         let mut hasher = blake3::Hasher::new();
         let drawn = matches!(self, Self::Drawn(_)).then_some(bytes.start);
         hasher.update(format!("{stored:?} {shape:?} {drawn:?}\n").as_bytes());
@@ -175,9 +262,13 @@ const LENGTH_BYTES: usize = 8;
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The first element that is infinite or no number, and what it is.
-pub(super) fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
+pub(super) fn first_not_finite(stored: Stored, bytes: &[u8]) -> Option<(usize, f32)> {
     // An exponent of ones alone is looked for, in pieces that the compiler turns into wide instructions.
     const SCANNED_PIECE: usize = 16 << 10;
+    let dtype = match stored {
+        Stored::Plain(dtype) => dtype,
+        Stored::Blocks(format) => return format.first_not_finite(bytes),
+    };
     match dtype {
         DType::F32 => find(bytes, SCANNED_PIECE, |bits: [u8; 4]| f32::from_le_bytes(bits)),
         DType::Bf16 => find(bytes, SCANNED_PIECE, |[low, high]: [u8; 2]| f32::from_le_bytes([0, 0, low, high])),
@@ -245,14 +336,22 @@ mod tests {
     fn the_first_element_that_is_no_number_is_found() {
         let mut f32s: Vec<f32> = (0..9000).map(|at| at as f32 - 4000.0).collect();
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(first_not_finite(DType::F32, &bytes(&f32s)), None);
+        assert_eq!(first_not_finite(DType::F32.into(), &bytes(&f32s)), None);
         (f32s[8500], f32s[8501]) = (f32::NEG_INFINITY, f32::NAN);
-        assert_eq!(first_not_finite(DType::F32, &bytes(&f32s)), Some((8500, f32::NEG_INFINITY)));
+        assert_eq!(first_not_finite(DType::F32.into(), &bytes(&f32s)), Some((8500, f32::NEG_INFINITY)));
         let halves = |values: &[u16]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(first_not_finite(DType::Bf16, &halves(&[0x7f7f, 0xff7f, 0x0001])), None);
-        assert_eq!(first_not_finite(DType::Bf16, &halves(&[0x7f7f, 0x7f80])), Some((1, f32::INFINITY)));
-        assert_eq!(first_not_finite(DType::F16, &halves(&[0x7bff, 0xfbff, 0x0001])), None);
-        let (element, got) = first_not_finite(DType::F16, &halves(&[0x7bff, 0x3c00, 0x7e00])).unwrap();
+        assert_eq!(first_not_finite(DType::Bf16.into(), &halves(&[0x7f7f, 0xff7f, 0x0001])), None);
+        assert_eq!(first_not_finite(DType::Bf16.into(), &halves(&[0x7f7f, 0x7f80])), Some((1, f32::INFINITY)));
+        assert_eq!(first_not_finite(DType::F16.into(), &halves(&[0x7bff, 0xfbff, 0x0001])), None);
+        let (element, got) = first_not_finite(DType::F16.into(), &halves(&[0x7bff, 0x3c00, 0x7e00])).unwrap();
         assert!(element == 2 && got.is_nan());
+    }
+
+    #[test]
+    fn pairs_become_halves() {
+        // Two heads of four rows of two bytes; a row is named by its head, half and pair.
+        let stored = [[0, 0], [0, 10], [0, 1], [0, 11], [1, 0], [1, 10], [1, 1], [1, 11]];
+        let expected = [[0, 0], [0, 1], [0, 10], [0, 11], [1, 0], [1, 1], [1, 10], [1, 11]];
+        assert_eq!(halves_first(stored.as_flattened(), 8, 2), expected.as_flattened());
     }
 }

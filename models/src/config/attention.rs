@@ -12,7 +12,7 @@ use crate::{
 const LONGEST_WINDOW: usize = 1 << 28;
 
 /// The attention of each layer, and the most tokens of a sequence where its class keeps no more.
-pub(super) struct Attention {
+pub(super) struct ConfiguredAttention {
     pub layers: Vec<LayerAttention>,
     pub bound: Option<usize>,
 }
@@ -21,12 +21,12 @@ pub(super) struct Attention {
 ///
 /// # Errors
 /// For layers that neither see all before them nor slide, and for some that slide without a window.
-pub(super) fn attention(fields: &Fields, layers: usize) -> Result<Attention, ModelError> {
+pub(super) fn attention(fields: &Fields, layers: usize) -> Result<ConfiguredAttention, ModelError> {
     let turns = turns(fields, layers)?;
     let (window, slides) = (window(fields)?, slides(fields, layers, &turns)?);
     if fields.family.windows == Windows::Bound {
         let bound = if slides.contains(&true) || types(fields, layers)?.is_none() { window } else { None };
-        return Ok(Attention { layers: vec![LayerAttention::default(); layers], bound });
+        return Ok(ConfiguredAttention { layers: vec![LayerAttention::default(); layers], bound });
     }
     let of_layer = |(slides, turns): (&bool, &bool)| LayerAttention {
         window: window.filter(|_| *slides),
@@ -36,7 +36,7 @@ pub(super) fn attention(fields: &Fields, layers: usize) -> Result<Attention, Mod
             (true, false) => Rotation::Global,
         },
     };
-    Ok(Attention { layers: slides.iter().zip(&turns).map(of_layer).collect(), bound: None })
+    Ok(ConfiguredAttention { layers: slides.iter().zip(&turns).map(of_layer).collect(), bound: None })
 }
 
 /// The window that some layers may have.

@@ -70,6 +70,8 @@ pub(super) const KEYS: &[Key] = &[
     computed("num_experts"),
     computed("num_experts_per_tok"),
     computed("norm_topk_prob"),
+    computed("swiglu_alpha"),
+    computed("swiglu_limit"),
     computed("moe_intermediate_size"),
     computed("decoder_sparse_step"),
     computed("mlp_only_layers"),
@@ -89,8 +91,9 @@ pub(super) const KEYS: &[Key] = &[
     only("configuration_files", &["null", "[]"], "no other file is read: put what counts into this one"),
     only("transformers_weights", &["null"], "weights are model.safetensors, or what its index names"),
     only("per_layer_config", &["null", "{}"], "all layers are alike"),
-    only("quantization_config", &["null"], "weights are read as bf16, f16 or f32: take the checkpoint that was quantised"),
-    only("compression_config", &["null"], "weights are read as bf16, f16 or f32: take the checkpoint that was compressed"),
+    // What the checkpoint reads.
+    unused("quantization_config"),
+    unused("compression_config"),
     unused("architectures"),
     unused("attention_dropout"),
     unused("auto_map"),
@@ -242,16 +245,9 @@ pub(super) fn refused(key: &'static str, got: impl Display, supported: impl Into
     ModelError::Config { key, got: got.to_string(), supported: supported.into() }
 }
 
-/// A value as JSON, not at length; of a quantisation its method.
+/// A value as JSON, not at length.
 pub(super) fn described(value: &Value) -> String {
     const SHOWN: usize = 80;
-    if let Some(method) = value.get("quant_method").and_then(Value::as_str) {
-        return format!("quant_method {method}");
-    }
-    // Before it wrote its name, bitsandbytes said what it loads.
-    if ["load_in_4bit", "load_in_8bit"].iter().any(|key| value.get(*key).and_then(Value::as_bool) == Some(true)) {
-        return "quant_method bitsandbytes".to_owned();
-    }
     let text = value.to_string();
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -25,6 +25,7 @@ pub(super) fn layer(fields: &Fields) -> Result<LayerSpec, ModelError> {
     }
     Ok(LayerSpec {
         head_norms: family.head_norms,
+        sinks: family.sinks,
         norms_before,
         norms_behind,
         norm_offset: family.norm_offset,
@@ -46,6 +47,10 @@ fn activation(fields: &Fields) -> Result<Activation, ModelError> {
         false => ("hidden_act", "the gated MLP is computed with silu"),
     };
     match (fields.value(key), fields.value(key).as_str()) {
+        (_, Some("silu" | "swish")) if fields.is_read("swiglu_limit") => Ok(Activation::ClampedSilu {
+            limit: fields.positive("swiglu_limit")? as f32,
+            alpha: fields.positive("swiglu_alpha")? as f32,
+        }),
         (_, Some("silu" | "swish")) if !gelu => Ok(Activation::Silu),
         (_, Some("gelu_pytorch_tanh")) if gelu => Ok(Activation::GeluTanh),
         // Older files have null where the class has its own.
@@ -79,5 +84,6 @@ fn feed_forward(fields: &Fields) -> Result<FeedForward, ModelError> {
     }
     let intermediate = fields.count(if own { "moe_intermediate_size" } else { "intermediate_size" }, WIDEST)?;
     let shares_add_up = if own { fields.flag("norm_topk_prob")? } else { true };
-    Ok(FeedForward::Experts(Experts { count, used, intermediate, shares_add_up }))
+    let joint = fields.family.joint_experts;
+    Ok(FeedForward::Experts(Experts { count, used, intermediate, shares_add_up, joint }))
 }

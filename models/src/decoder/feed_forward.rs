@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn rows_go_to_the_experts_with_the_highest_scores() {
-        let spec = |shares_add_up| Experts { count: 3, used: 2, intermediate: 1, shares_add_up };
+        let spec = |shares_add_up| Experts { count: 3, used: 2, intermediate: 1, shares_add_up, joint: false };
         let scores = [0.0, 2.0f32.ln(), 1.0f32.ln(), -1.0, f32::NEG_INFINITY, 0.0];
         let whole = dealt(&scores, spec(true));
         assert_eq!(whole.iter().map(|dealt| dealt.rows.clone()).collect::<Vec<_>>(), [vec![0, 1], vec![0], vec![1]]);

@@ -1,47 +1,75 @@
 //! Weights laid out otherwise than a checkpoint stores them: norms with an offset, and heads of which a part turns. Uploads nothing.
 
-use asterism_kernels::HostTensor;
+use asterism_kernels::{DType, HostTensor, Stored};
 
 /// A tensor with its values changed or moved.
-pub(super) struct LaidOut<'a> {
-    stored: HostTensor<'a>,
+pub(super) struct LaidOut {
+    stored: Stored,
+    shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 /// The tensors as linear layers take them.
-pub(super) fn borrowed<'a>(laid: &'a [LaidOut<'_>]) -> Vec<HostTensor<'a>> {
-    let host = |LaidOut { stored, bytes }: &'a LaidOut<'_>| HostTensor {
-        dtype: stored.dtype,
-        shape: stored.shape,
-        bytes: bytes.as_slice(),
-    };
-    laid.iter().map(host).collect()
+pub(super) fn borrowed(laid: &[LaidOut]) -> Vec<HostTensor<'_>> {
+    laid.iter().map(LaidOut::host).collect()
+}
+
+impl LaidOut {
+    fn host(&self) -> HostTensor<'_> {
+        HostTensor { stored: self.stored, shape: &self.shape, bytes: &self.bytes }
+    }
 }
 
 /// The values plus `offset`, as f32.
 pub(super) fn with_offset(stored: &HostTensor<'_>, offset: f32) -> Vec<u8> {
-    stored
-        .bytes
-        .chunks_exact(stored.dtype.size())
-        .flat_map(|bytes| (stored.dtype.read(bytes) + offset).to_le_bytes())
-        .collect()
+    stored.values().iter().flat_map(|value| (value + offset).to_le_bytes()).collect()
 }
 
 /// Rows of parts side by side, in which each of the first `heads` heads of `dim` rows has the first `turned` of them, whose halves turn
 /// together, spread over the beginnings of its halves: so that what is rotated by halves of whole heads turns those, and angles of
 /// 0 leave the others as they are. Scores do not depend on the order of a head's elements where queries and keys have the same.
-pub(super) fn permuted<'a>(parts: &[HostTensor<'a>], heads: usize, [dim, turned]: [usize; 2]) -> Vec<LaidOut<'a>> {
+pub(super) fn permuted(parts: &[HostTensor<'_>], heads: usize, [dim, turned]: [usize; 2]) -> Vec<LaidOut> {
     let mut left = heads * dim;
-    let part = |stored: &HostTensor<'a>| {
+    let part = |stored: &HostTensor<'_>| {
         let rows = stored.shape.first().copied().unwrap_or(0);
         let row = stored.bytes.len() / rows.max(1);
         let moved = rows.min(left) / dim * dim;
         left -= moved;
         let from = |at: usize| if at < moved { at / dim * dim + place(at % dim, [dim, turned]) } else { at };
         let bytes = (0..rows).flat_map(|at| stored.bytes[from(at) * row..][..row].iter().copied()).collect();
-        LaidOut { stored: *stored, bytes }
+        LaidOut { stored: stored.stored, shape: stored.shape.to_vec(), bytes }
     };
     parts.iter().map(part).collect()
+}
+
+/// Expert `expert` of weights `(experts, inputs, outputs)`, or of biases `(experts, outputs)`: `(outputs, inputs)`, or `(outputs)`. Where
+/// every other output belongs to another product, those of the first come first.
+pub(super) fn expert(stored: &HostTensor<'_>, expert: usize, interleaved: bool) -> LaidOut {
+    let (inputs, outputs) = match *stored.shape {
+        [_, inputs, outputs] => (Some(inputs), outputs),
+        _ => (None, stored.shape.last().copied().unwrap_or(0)),
+    };
+    let widened: Vec<u8>;
+    let (dtype, all) = match stored.stored {
+        Stored::Plain(dtype) => (dtype, stored.bytes),
+        Stored::Blocks(_) => {
+            widened = stored.values().iter().flat_map(|value| value.to_le_bytes()).collect();
+            (DType::F32, &widened[..])
+        }
+    };
+    let (size, rows) = (dtype.size(), inputs.unwrap_or(1));
+    let own = &all[expert * rows * outputs * size..][..rows * outputs * size];
+    let from = |output: usize| match (interleaved, output < outputs / 2) {
+        (false, _) => output,
+        (true, true) => 2 * output,
+        (true, false) => 2 * (output - outputs / 2) + 1,
+    };
+    let mut bytes = Vec::with_capacity(own.len());
+    for output in 0..outputs {
+        (0..rows).for_each(|row| bytes.extend_from_slice(&own[(row * outputs + from(output)) * size..][..size]));
+    }
+    let shape = [outputs].into_iter().chain(inputs).collect();
+    LaidOut { stored: dtype.into(), shape, bytes }
 }
 
 /// Which stored element of a head stands at `at`.
@@ -57,8 +85,6 @@ fn place(at: usize, [dim, turned]: [usize; 2]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use asterism_kernels::DType;
-
     use super::*;
 
     #[test]
@@ -74,10 +100,23 @@ mod tests {
     #[test]
     fn heads_that_turn_are_laid_out_and_the_others_are_not() {
         let bytes: Vec<u8> = (0..12).flat_map(|row: u16| row.to_le_bytes()).collect();
-        let stored = HostTensor { dtype: DType::Bf16, shape: &[12, 1], bytes: &bytes };
+        let stored = HostTensor { stored: DType::Bf16.into(), shape: &[12, 1], bytes: &bytes };
         let laid = permuted(&[stored], 2, [4, 2]);
         let rows: Vec<u8> = borrowed(&laid)[0].bytes.chunks(2).map(|row| row[0]).collect();
         assert_eq!(rows, [0, 2, 1, 3, 4, 6, 5, 7, 8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn an_expert_is_cut_out_and_turned() {
+        let bytes: Vec<u8> = (0..24).flat_map(|value: u16| value.to_le_bytes()).collect();
+        let stored = HostTensor { stored: DType::Bf16.into(), shape: &[2, 3, 4], bytes: &bytes };
+        let values = |laid: &LaidOut| laid.host().bytes.chunks(2).map(|value| value[0]).collect::<Vec<_>>();
+        let second = expert(&stored, 1, true);
+        assert_eq!(second.shape, [4, 3]);
+        assert_eq!(values(&second), [12, 16, 20, 14, 18, 22, 13, 17, 21, 15, 19, 23]);
+        let biases = HostTensor { stored: DType::Bf16.into(), shape: &[2, 4], bytes: &bytes[..16] };
+        assert_eq!(values(&expert(&biases, 1, false)), [4, 5, 6, 7]);
+        assert_eq!(expert(&biases, 0, false).shape, [4]);
     }
 
     #[test]
@@ -87,7 +126,7 @@ mod tests {
             (DType::Bf16, &0x3f00u16.to_le_bytes()[..]),
             (DType::F16, &0x3800u16.to_le_bytes()[..]),
         ] {
-            let stored = HostTensor { dtype, shape: &[1], bytes };
+            let stored = HostTensor { stored: dtype.into(), shape: &[1], bytes };
             assert_eq!(with_offset(&stored, 1.0), 1.5f32.to_le_bytes());
         }
     }

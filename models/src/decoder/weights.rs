@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use asterism_kernels::{Backend, DType, HostTensor};
 
-use super::stored::{borrowed, permuted, with_offset};
+use super::stored::{borrowed, expert, permuted, with_offset};
 use crate::{
-    Checkpoint, DecoderParts, ModelConfig, ModelError,
-    family::{FeedForward, LinearSpec, NormSpec},
+    Checkpoint, DecoderParts, ModelConfig, ModelError, Weight,
+    family::{Experts, FeedForward, LinearSpec, NormSpec},
 };
 
 /// What every decoder has.
@@ -26,6 +26,8 @@ pub(super) struct LayerWeights<B: Backend> {
     /// Of queries, and of keys.
     pub head_norms: Option<[B::Tensor; 2]>,
     pub output: B::Linear,
+    /// Of each query head.
+    pub sinks: Option<Vec<f32>>,
     pub feed_forward: FeedForwardWeights<B>,
 }
 
@@ -140,7 +142,7 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?)?;
+        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?.host())?;
         self.checkpoint.leave(self.checkpoint.table());
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
@@ -162,34 +164,70 @@ impl<'a, B: Backend> Loader<'a, B> {
             qkv: self.linear(|name| spec.name(layer, name), &spec.qkv(hidden, heads), turning)?,
             head_norms: norms(spec.norms_of_heads(heads))?,
             output: linear(&spec.output(hidden, heads))?,
+            sinks: match spec.sinks {
+                true => Some(self.sinks(&spec.name(layer, spec.names.sinks))?),
+                false => None,
+            },
             feed_forward: match spec.feed_forward {
                 FeedForward::Gated { .. } => FeedForwardWeights::Gated(pair(spec.mlp(hidden))?),
                 FeedForward::Experts(experts) => FeedForwardWeights::Experts {
                     router: linear(&spec.router(hidden, experts))?,
-                    experts: (0..experts.count).map(|at| pair(spec.expert(hidden, at))).collect::<Result<_, _>>()?,
+                    experts: match experts.joint {
+                        true => self.joint_experts(layer, experts)?,
+                        false => {
+                            (0..experts.count).map(|at| pair(spec.expert(hidden, at))).collect::<Result<_, _>>()?
+                        }
+                    },
                 },
             },
         })
     }
 
+    fn sinks(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        Ok(self.checkpoint.finite_tensor(name, &[self.config.heads.query])?.host().values())
+    }
+
+    /// Experts that are stored together.
+    fn joint_experts(
+        &self,
+        layer: usize,
+        Experts { count, intermediate, .. }: Experts,
+    ) -> Result<Vec<[B::Linear; 2]>, ModelError> {
+        let (hidden, spec) = (self.config.hidden, &self.config.layer);
+        let name = |part: &str| spec.name(layer, &format!("{}.{part}", spec.names.experts));
+        let tensor = |part: &str, shape: &[usize]| self.checkpoint.finite_tensor(&name(part), shape);
+        let gate_up = tensor("gate_up_proj", &[count, hidden, 2 * intermediate])?;
+        let gate_up_bias = tensor("gate_up_proj_bias", &[count, 2 * intermediate])?;
+        let down = tensor("down_proj", &[count, intermediate, hidden])?;
+        let down_bias = tensor("down_proj_bias", &[count, hidden])?;
+        let linear = |weight: &Weight, bias: &Weight, at, interleaved| -> Result<B::Linear, ModelError> {
+            let [weight, bias] = [weight, bias].map(|stored| [expert(&stored.host(), at, interleaved)]);
+            Ok(self.backend.linear_weight(&borrowed(&weight), &borrowed(&bias))?)
+        };
+        let both = |at| Ok([linear(&gate_up, &gate_up_bias, at, true)?, linear(&down, &down_bias, at, false)?]);
+        let experts = (0..count).map(both).collect();
+        ["gate_up_proj", "down_proj"].iter().for_each(|part| self.checkpoint.leave(&name(part)));
+        experts
+    }
+
     fn head(&self) -> Result<Head<B>, ModelError> {
-        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
+        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?.host())?;
         self.checkpoint.leave(self.checkpoint.head());
         Ok(Head { norm: self.norm(self.config.layer.names.norm, self.config.hidden)?, linear })
     }
 
-    fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
+    fn table_weight(&self, name: &str) -> Result<Weight<'a>, ModelError> {
         self.checkpoint.finite_tensor(name, &[self.config.vocab, self.config.hidden])
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<B::Tensor, ModelError> {
-        let (stored, offset) =
+        let (weight, offset) =
             (self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?, self.config.layer.norm_offset);
         if offset == 0.0 {
-            return Ok(self.backend.weight(stored)?);
+            return Ok(self.backend.weight(weight.host())?);
         }
-        let bytes = with_offset(&stored, offset);
-        Ok(self.backend.weight(HostTensor { dtype: DType::F32, bytes: &bytes, ..stored })?)
+        let bytes = with_offset(&weight.host(), offset);
+        Ok(self.backend.weight(HostTensor { stored: DType::F32.into(), shape: &[width], bytes: &bytes })?)
     }
 
     /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side. The first `turning` heads of the
@@ -210,6 +248,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
             false => Vec::new(),
         };
+        let [weights, biases] = [&weights, &biases].map(|all| all.iter().map(Weight::host).collect::<Vec<_>>());
         let (dim, turned) = (self.config.heads.dim, self.config.turned);
         let linear = match turning {
             heads if heads > 0 && turned < dim => {

@@ -90,6 +90,6 @@ impl<B: Backend> Layer<'_, B> {
             _ => causal_pairs(tokens),
         };
         watch.pairs(block, share.query.len() as u64 * pairs);
-        Ok(backend.attention(&q, &kv, mask)?.output)
+        self.phase.decoder.settled(self.index, backend.attention(&q, &kv, mask)?, share.query.clone())
     }
 }

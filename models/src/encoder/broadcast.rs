@@ -26,7 +26,7 @@ impl<B: Backend> Layer<'_, B> {
                 watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
                 partials.push(backend.attention(q, &kv, Mask::None)?);
             }
-            outputs.push(backend.merge(&partials)?.output);
+            outputs.push(self.settled(backend.merge(&partials)?)?);
         }
         Ok(outputs)
     }

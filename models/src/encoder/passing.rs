@@ -26,7 +26,7 @@ impl<B: Backend> Layer<'_, B> {
         for pass in self.passes {
             let local = self.local(pass, watch)?;
             if pass.shard.block == 0 {
-                outputs.push(local.output);
+                outputs.push(self.settled(local)?);
                 continue;
             }
             let passed = self.earlier_keys(pass, peers)?;
@@ -37,7 +37,7 @@ impl<B: Backend> Layer<'_, B> {
             let pairs = pass.shard.block_tokens() * backend.kv_len(&kv);
             watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
             let partial = backend.attention(&pass.qkv.q, &kv, Mask::From { row: pass.shard.prefix_rows() })?;
-            outputs.push(backend.merge(&[local, partial])?.output);
+            outputs.push(self.settled(backend.merge(&[local, partial])?)?);
         }
         Ok(outputs)
     }

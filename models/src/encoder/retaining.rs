@@ -91,8 +91,8 @@ fn read<T>(
             other => Err(wrong(format!("weights are {other:?}; f32, bf16 and f16 are supported"))),
         };
         layers.push(each(
-            HostTensor { dtype: dtype(fc1.dtype())?, shape: fc1.shape(), bytes: fc1.data() },
-            HostTensor { dtype: dtype(fc2.dtype())?, shape: fc2.shape(), bytes: fc2.data() },
+            HostTensor { stored: dtype(fc1.dtype())?.into(), shape: fc1.shape(), bytes: fc1.data() },
+            HostTensor { stored: dtype(fc2.dtype())?.into(), shape: fc2.shape(), bytes: fc2.data() },
         )?);
     }
     Ok(layers)

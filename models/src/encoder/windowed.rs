@@ -100,8 +100,8 @@ impl<B: Backend> Layer<'_, B> {
                 partials.push(backend.attention(&q, &kv, run.mask(keys, window))?);
             }
             outputs.push(match partials.len() {
-                1 => partials.swap_remove(0).output,
-                _ => backend.merge(&partials)?.output,
+                1 => self.settled(partials.swap_remove(0))?,
+                _ => self.settled(backend.merge(&partials)?)?,
             });
         }
         Ok(outputs)
@@ -135,7 +135,7 @@ impl<B: Backend> Layer<'_, B> {
                     partials.push(backend.attention(q, &decoder.kv(&k, &v)?, own.mask(&keys, window))?);
                 }
             }
-            outputs.push(vec![backend.merge(&partials)?.output]);
+            outputs.push(vec![self.settled(backend.merge(&partials)?)?]);
         }
         Ok(outputs)
     }

@@ -25,6 +25,10 @@ pub(crate) struct Family {
     pub scaled_embeddings: bool,
     /// Layers with a window turn by a base of their own.
     pub local_rope: bool,
+    /// Each head has a score that stands for no key.
+    pub sinks: bool,
+    /// The experts of a layer are one tensor of each kind.
+    pub joint_experts: bool,
     /// A part of a head may turn, its first elements.
     pub partial_rotation: bool,
     /// Rotary types that its class takes, where it does not take all.
@@ -64,6 +68,8 @@ pub(crate) const PLAIN: Family = Family {
     norm_offset: 0.0,
     scaled_embeddings: false,
     local_rope: false,
+    sinks: false,
+    joint_experts: false,
     partial_rotation: false,
     rope_types: None,
     names: &TRANSFORMERS,

@@ -6,7 +6,7 @@ use super::{
     layer::{HeadNorms, TRANSFORMERS, TensorNames},
 };
 
-const NAMES: TensorNames =
+const GEMMA_NAMES: TensorNames =
     TensorNames { style: "gemma", feed_forward_norm: "pre_feedforward_layernorm", ..TRANSFORMERS };
 
 const GEMMA: Family = Family {
@@ -14,7 +14,7 @@ const GEMMA: Family = Family {
     norms: [true, true],
     norm_offset: 1.0,
     scaled_embeddings: true,
-    names: &NAMES,
+    names: &GEMMA_NAMES,
     refused: "images; attention in both directions",
     ..PLAIN
 };

@@ -10,6 +10,8 @@ use asterism_kernels::{Activation, Heads};
 pub struct LayerSpec {
     /// Norms of queries and keys, before they are rotated.
     pub head_norms: HeadNorms,
+    /// Each query head has a score that stands for no key, and takes its share of the attention of every row.
+    pub sinks: bool,
     /// Attention, and what stands behind it, get their input normed.
     pub norms_before: bool,
     /// What both give is normed before it is added to the residual stream.
@@ -97,6 +99,8 @@ pub struct Experts {
     pub intermediate: usize,
     /// Shares of those that compute a row add up to 1; else they are the router's probabilities.
     pub shares_add_up: bool,
+    /// All of a layer are one tensor of each kind, with biases, inputs first, each gate beside its up; the router has biases, too.
+    pub joint: bool,
 }
 
 impl FeedForward {
@@ -151,6 +155,8 @@ pub struct TensorNames {
     pub(crate) router: &'static str,
     pub(crate) experts: &'static str,
     pub(crate) expert: [&'static str; 3],
+    /// Sinks of the query heads.
+    pub(crate) sinks: &'static str,
     /// Norm behind the last layer.
     pub(crate) norm: &'static str,
     /// Output head.
@@ -179,6 +185,7 @@ pub(crate) const TRANSFORMERS: TensorNames = TensorNames {
     router: "mlp.gate",
     experts: "mlp.experts",
     expert: ["gate_proj", "up_proj", "down_proj"],
+    sinks: "self_attn.sinks",
     norm: "model.norm",
     head: "lm_head",
 };
@@ -245,17 +252,18 @@ impl LayerSpec {
 
     /// What chooses experts.
     pub(crate) fn router(&self, hidden: usize, experts: Experts) -> LinearSpec {
-        LinearSpec { parts: vec![(self.names.router.into(), experts.count)], inputs: hidden, biased: false }
+        LinearSpec { parts: vec![(self.names.router.into(), experts.count)], inputs: hidden, biased: experts.joint }
     }
 
     /// Gate and up, and down, of an expert.
     pub(crate) fn expert(&self, hidden: usize, expert: usize) -> [LinearSpec; 2] {
         let intermediate = self.feed_forward.intermediate();
+        let biased = matches!(self.feed_forward, FeedForward::Experts(Experts { joint: true, .. }));
         let [gate, up, down] =
             self.names.expert.map(|name| Cow::from(format!("{}.{expert}.{name}", self.names.experts)));
         [
-            LinearSpec { parts: vec![(gate, intermediate), (up, intermediate)], inputs: hidden, biased: false },
-            LinearSpec { parts: vec![(down, hidden)], inputs: intermediate, biased: false },
+            LinearSpec { parts: vec![(gate, intermediate), (up, intermediate)], inputs: hidden, biased },
+            LinearSpec { parts: vec![(down, hidden)], inputs: intermediate, biased },
         ]
     }
 

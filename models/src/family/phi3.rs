@@ -6,7 +6,7 @@ use super::{
     layer::{TRANSFORMERS, TensorNames},
 };
 
-const NAMES: TensorNames =
+const PHI3_NAMES: TensorNames =
     TensorNames { style: "phi3", qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..TRANSFORMERS };
 
 pub(super) const PHI3_FAMILY: Family = Family {
@@ -26,7 +26,7 @@ pub(super) const PHI3_FAMILY: Family = Family {
     free_head_dim: true,
     partial_rotation: true,
     rope_types: Some(&["default", "longrope", "su", "yarn"]),
-    names: &NAMES,
+    names: &PHI3_NAMES,
     about: "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4-mini",
     refused: "rotary types other than longrope; images",
     ..PLAIN

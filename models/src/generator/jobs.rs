@@ -5,10 +5,10 @@ pub(super) mod here;
 
 use std::{borrow::Cow, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, TensorOps};
+use asterism_kernels::{Ask, Backend, Heads, TensorOps};
 
 use super::{
-    answers::{Answers, LayerQueries, PartialRows, ShardPartial, StepError},
+    answers::{Answers, LayerQueries, PackedRows, PartialRows, ShardPartial, StepError},
     batch::{BatchStep, PartAsk},
     context::ContextAttention,
     job::{Append, StepPart},
@@ -104,7 +104,17 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
         let merged = answered.iter().zip(all.len()..).filter_map(|(part, own)| Some((part.as_ref()?, own)));
         let merged: Vec<(&Answered, usize)> = merged.collect();
         all.extend(own);
-        let merging = Answered::merging(&merged, all.len());
+        let sinks = self.decoder.sinks(layer).map(|sinks| {
+            let first = all.len();
+            let rows = |ask: &PartAsk| Partial::Host(sink_rows(heads, sinks, ask.rows.len()));
+            let stays = step.parts.iter().zip(&answered).filter(|(_, answered)| answered.is_some());
+            all.extend(stays.map(|(ask, _)| rows(ask)));
+            first
+        });
+        let mut merging = Answered::merging(&merged, all.len());
+        if let Some(first) = sinks {
+            merging.tops.iter_mut().enumerate().for_each(|(part, top)| top.push(first + part));
+        }
         let stays = answered.iter().map(Option::is_some).collect();
         let partials = Partials { heads, all };
         Ok(LayerAttention::Partials(LayerPartials { partials, merging: Cow::Owned(merging), stays }))
@@ -113,6 +123,14 @@ impl<B: Backend> Attention<B> for JobsAttention<'_, '_, '_, B> {
     fn merged(&mut self) {
         self.context.merged();
     }
+}
+
+/// Packed rows that have no output, and the sinks of a layer for their log-sum-exps.
+fn sink_rows(heads: Heads, sinks: &[f32], rows: usize) -> PackedRows {
+    let row: Vec<f32> = std::iter::repeat_n(0.0, heads.query * heads.dim).chain(sinks.iter().copied()).collect();
+    let values = row.repeat(rows);
+    let range = 0..values.len();
+    PackedRows::new(Arc::new(values), range)
 }
 
 /// Appends keys and values `(kv, t, dim)` of all rows to the jobs' own.

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
-use super::joints;
+use crate::checkpoint::patterns::QWEN2_PATTERN;
 
 /// Model families that have a class of their own, whatever tokenizer_config.json says.
 const OWN: [(&str, &str); 1] = [("qwen2", "Qwen2Tokenizer")];
@@ -193,7 +193,7 @@ fn rebuild(form: &mut Value, class: Class, config: &Config) {
             unmark(false),
         ),
         Class::Qwen2 => {
-            let pattern = json!({"Regex": joints::QWEN2_PATTERN});
+            let pattern = json!({"Regex": QWEN2_PATTERN});
             let split = json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false});
             (nfc, sequence(split, bytes(false)), bytes(true))
         }

@@ -19,6 +19,9 @@ use serde_json::Value;
 use tokenizers::ModelWrapper;
 
 use super::steps::Steps;
+use crate::checkpoint::patterns::{
+    GPT2_PATTERN, GPT4O_PATTERN, LLAMA3_PATTERN, NEMO_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN,
+};
 
 /// Bytes that are tokenised at a time where the text allows.
 const SLICE: usize = 64 << 10;
@@ -33,31 +36,14 @@ const SPACE_MARK: char = '\u{2581}';
 /// How many bytes NFC makes one of at most: three Hangul jamo of three bytes become a syllable of three.
 const NFC_SHRINKS: usize = 3;
 
-/// What lies between pieces in the tokenizer of Qwen2.
-pub const QWEN2_PATTERN: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// What lies between pieces in the tokenizers of GPT-2, Llama 3, Qwen2, Qwen3.5, Mistral Nemo and GPT-4o, in the words of their
-/// files, and whether an apostrophe goes with the letters before it.
+/// The patterns that are known, in the words of their files, and whether an apostrophe goes with the letters before it.
 const PATTERNS: [(&str, bool); 6] = [
-    (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", false),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        false,
-    ),
+    (GPT2_PATTERN, false),
+    (LLAMA3_PATTERN, false),
     (QWEN2_PATTERN, false),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        false,
-    ),
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        false,
-    ),
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        true,
-    ),
+    (QWEN35_PATTERN, false),
+    (NEMO_PATTERN, false),
+    (GPT4O_PATTERN, true),
 ];
 
 /// The joints of texts for one tokenizer.

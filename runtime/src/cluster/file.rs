@@ -55,7 +55,7 @@ pub struct ClusterFile {
     #[serde(default)]
     pub sessions: SessionsSection,
     /// `[serving]`
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub serving: ServingSection,
     /// `[api]`
     #[serde(default)]
@@ -90,7 +90,7 @@ pub struct ClusterSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
-    /// A Hugging Face folder, relative to the file. Absent: the embedded model.
+    /// A Hugging Face folder or a GGUF file, relative to the file. Absent: the embedded model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// A known shape with random weights instead of a checkpoint, to measure speed with.
@@ -268,11 +268,12 @@ pub struct SessionsSection {
 }
 
 /// `[serving]`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServingSection {
-    /// Jobs that one query host generates at once, where its memory holds them.
-    pub max_generating: usize,
+    /// Jobs that one query host generates at once, where its memory holds them. Absent: 64, or 256 where one is on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_generating: Option<usize>,
     /// Milliseconds that a step of a query host may take, and with it the time between two tokens. Absent: 25 on CPUs, 50 on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_interval_ms: Option<u64>,
@@ -398,12 +399,6 @@ impl Default for SupervisorSection {
 impl Default for SessionsSection {
     fn default() -> Self {
         Self { default_ttl_s: 3600, max_pinned_bytes: None }
-    }
-}
-
-impl Default for ServingSection {
-    fn default() -> Self {
-        Self { max_generating: 256, token_interval_ms: None }
     }
 }
 

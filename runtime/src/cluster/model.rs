@@ -11,7 +11,7 @@ use crate::cluster::file::{ClusterFile, DType, Device, HostSection, LinearType, 
 /// The model every host loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// A Hugging Face folder; `None`: the embedded model.
+    /// A Hugging Face folder or a GGUF file; `None`: the embedded model.
     pub path: Option<PathBuf>,
     /// A shape with random weights, instead of a checkpoint.
     pub random: Option<KnownShape>,

@@ -110,7 +110,9 @@ mod tests {
 
     use asterism_actors::{
         api::{ClusterStatus, Timings},
-        messages::{Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
+        messages::{
+            AnswerReading, Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic,
+        },
         metric::Observation,
     };
 
@@ -190,6 +192,7 @@ mod tests {
         let report = |reconnects, rtt_s| Observation::Links {
             host: "query-1".into(),
             report: LinkReport {
+                answered: AnswerReading::default(),
                 process: ProcessReading {
                     resident_bytes: 4096,
                     cpu_s: 1.25,

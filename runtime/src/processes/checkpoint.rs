@@ -7,9 +7,9 @@ use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 
 use crate::{
+    client::hub,
     cluster::{Model, file as cluster_file},
     error::CliError,
-    hub,
     processes::template,
 };
 
@@ -46,7 +46,7 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
 pub fn model_refusal(error: &ModelError) -> CliError {
     let hint = match error {
         ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
-        _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
+        _ => "set [model] path to a Hugging Face folder or a GGUF file, or leave it out for the embedded model",
     };
     CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
 }

@@ -381,6 +381,7 @@ fn command(act: Action) -> Option<HostCommand> {
         Action::Encode => {
             let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
             let (attempt, blocks, room, trace) = (1, 1, None, None);
+            let identities = Vec::new();
             HostCommand::Encode(EncodeShards {
                 context,
                 tenant: 0,
@@ -392,6 +393,7 @@ fn command(act: Action) -> Option<HostCommand> {
                 ticket,
                 room,
                 trace,
+                identities,
             })
         }
         Action::Generate => HostCommand::Generate(Generate {
@@ -412,7 +414,7 @@ fn command(act: Action) -> Option<HostCommand> {
         }),
         Action::Holders => HostCommand::Holders { job, holders: Vec::new() },
         Action::Stop => HostCommand::Stop { job },
-        Action::Release => HostCommand::Release { context },
+        Action::Release => HostCommand::Release { context, keep: true },
         Action::Measure => HostCommand::Measure { peers: Vec::new() },
         Action::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
         Action::Shutdown => HostCommand::Shutdown,

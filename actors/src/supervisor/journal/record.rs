@@ -64,6 +64,8 @@ pub struct JobEntry {
     pub state: JobState,
     /// The phase that it was in, unless it has ended.
     pub phase: Option<JobPhase>,
+    #[serde(default)]
+    pub reused_tokens: usize,
     pub cached_tokens: usize,
     /// Of one that has ended; of another its query host says again what it generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -150,11 +152,12 @@ pub fn no_context(number: u64) -> [Change; 3] {
 /// A job; one that has ended without its question.
 pub fn job(job: &Job) -> Change {
     let (ended, progress) = (job.has_ended(), job.progress.clone());
-    let JobProgress { state, cached_tokens, text, tokens, logprobs, finish_reason, .. } = progress;
+    let JobProgress { state, reused_tokens, cached_tokens, text, tokens, logprobs, finish_reason, .. } = progress;
     let entry = JobEntry {
         facts: job.facts.clone(),
         state,
         phase: job.shown_phase(),
+        reused_tokens,
         cached_tokens,
         answer: ended.then_some(AnswerEntry { text, tokens, logprobs, finish_reason }),
         error: progress.error,
@@ -197,6 +200,7 @@ impl JobEntry {
             mixed_numerics: self.mixed_numerics,
             recoveries: self.recoveries,
             hosts: self.hosts,
+            reused_tokens: self.reused_tokens,
             ..JobProgress::new(self.cached_tokens)
         };
         if let Some(AnswerEntry { text, tokens, logprobs, finish_reason }) = self.answer {

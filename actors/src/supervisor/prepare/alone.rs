@@ -5,7 +5,7 @@ use asterism_plan::MethodConfig;
 
 use super::{ModelFront, choice, invalid, limits::Limits};
 use crate::{
-    api::{JobRequest, Prompt, bounds},
+    api::{JobRequest, Prompt, Reuse, bounds},
     error::JobError,
     messages::TokenChoice,
     supervisor::{
@@ -28,7 +28,7 @@ impl ModelFront {
         self.check_length((0, ids.len(), limits.max_tokens))?;
         let scored = ids.split_off(1);
         let dense = MethodConfig::Dense(Default::default());
-        let mut context = self.plan((&ids, &[]), (None, &dense, true), hosts)?;
+        let mut context = self.plan((&ids, &[]), (Reuse::None, (None, &dense, true)), hosts)?;
         context.placement = request.placement;
         context.key = request.labels.get(bounds::KEY).cloned();
         let told = request.logprobs.or((!scored.is_empty()).then_some(0));

@@ -3,7 +3,7 @@
 use asterism_models::Written;
 
 use crate::{
-    api::{AppendRequest, Prompt},
+    api::{AppendRequest, Prompt, Reuse},
     error::JobError,
     supervisor::{
         config::ContextHosts,
@@ -40,12 +40,13 @@ impl ModelFront {
         };
         self.check_length((context.len(), 0, 1))?;
         let hosts = ContextHosts { count: session.hosts, ..*hosts };
-        let mut prepared = self.plan((&context, &[]), (Some(&session.method), &session.method, true), &hosts)?;
+        let method = (Some(&*session.method), &*session.method, true);
+        let mut prepared = self.plan((&context, &[]), (Reuse::None, method), &hosts)?;
         self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (session.chat_template, session.query_separator.clone());
         (prepared.placement, prepared.template_date) = (session.placement.clone(), session.template_date);
         prepared.text = text.map(Box::new);
-        Ok(prepared)
+        Ok(prepared.identified())
     }
 
     fn with_context(&self, session: &AskedSession, context: Prompt) -> Result<HeldSession, JobError> {

@@ -1,6 +1,6 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{ChatTurn, ModelError, RenderOptions, Written};
+use asterism_models::{ChatTurn, ModelError, RenderOptions, Speaker, Written};
 
 use super::{ModelFront, invalid, prompt::WholePrompt};
 use crate::error::JobError;
@@ -8,7 +8,8 @@ use crate::error::JobError;
 impl ModelFront {
     /// The context and the query that join to what the chat template renders of `turns`: the last message of the user, or of a tool,
     /// and all behind it are the query, everything before it the context. One that is longer than all before it is a document with its
-    /// question, and cut at its last separator. For a base model the separator stands between messages.
+    /// question, and cut at its last separator; of one that goes on with a conversation and is long, the end alone is the query, since
+    /// what is context is encoded once. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
@@ -19,7 +20,11 @@ impl ModelFront {
         let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(turns.len().saturating_sub(1));
         let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
         let text = turns.get(asked).map_or("", |turn| &turn.text);
-        let at = if text.len() > earlier { cut(text, &separator).unwrap_or(0) } else { 0 };
+        let at = match text.len() > earlier {
+            true => cut(text, &separator).unwrap_or(0),
+            false if is_continued(&turns) => long_before(text),
+            false => 0,
+        };
         let whole = match self.template.is_chat() {
             true => self.rendered(&turns, options.with_question(asked, at))?,
             false => joined(&turns, &separator, (asked, at)),
@@ -41,6 +46,27 @@ impl ModelFront {
         let most = self.most_text_bytes();
         if bytes > most { Err(self.too_large(param, ModelError::TooManyBytes { bytes, most })) } else { Ok(()) }
     }
+}
+
+/// Whether a conversation that `turns` go on with is likely to go on: something was answered before its last question. Not where
+/// that is longer than all before it: it is a document of its own, and what stands before it are examples.
+pub fn is_continued(turns: &[ChatTurn]) -> bool {
+    let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(0);
+    let earlier: usize = turns[..asked].iter().map(|turn| turn.text.len()).sum();
+    turns[..asked].iter().any(|turn| turn.speaker == Speaker::Assistant) && turns[asked].text.len() <= earlier
+}
+
+/// Bytes of a message that goes on with a conversation, up to which all of it is the question, and of its end where it is longer.
+const QUESTION_BYTES: (usize, usize) = (2048, 1024);
+
+/// Bytes of a message that are context rather than question: up to a border between words.
+fn long_before(text: &str) -> usize {
+    let (most, end) = QUESTION_BYTES;
+    if text.len() <= most {
+        return 0;
+    }
+    let before = &text[..text.floor_char_boundary(text.len() - end)];
+    before.rfind(char::is_whitespace).unwrap_or(0)
 }
 
 /// Messages of a base model, of which one begins a question at a byte.
@@ -77,7 +103,7 @@ fn cut(text: &str, separator: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use asterism_models::{Checkpoint, Speaker, TemplateDate, TemplateSource};
+    use asterism_models::{Checkpoint, TemplateDate, TemplateSource};
 
     use super::*;
 
@@ -120,6 +146,33 @@ mod tests {
         ] {
             assert_eq!(split(turns), expected, "{turns:?}");
         }
+    }
+
+    #[test]
+    fn a_conversation_goes_on_once_something_was_answered() {
+        use Speaker::{Assistant, System, User};
+        let of = |turns: &[(Speaker, &str)]| {
+            let turn = |(speaker, text): &(Speaker, &str)| ChatTurn::new(*speaker, *text);
+            is_continued(&turns.iter().map(turn).collect::<Vec<_>>())
+        };
+        let (first, answer) = ((User, "A document. Which?"), (Assistant, "This."));
+        assert!(of(&[first, answer, (User, "And?")]));
+        assert!(of(&[(System, "Be brief."), first, answer, (User, "And?"), (Assistant, "It is the")]));
+        assert!(!of(&[]) && !of(&[first]) && !of(&[first, answer]), "nothing is asked behind an answer");
+        assert!(!of(&[(User, "1+1?"), (Assistant, "2"), (User, "A document that is longer. Which?")]), "an example");
+    }
+
+    #[test]
+    fn of_a_long_message_that_goes_on_the_end_alone_is_asked() {
+        use Speaker::{Assistant, User};
+        let (document, found) = ("word ".repeat(2000), "found it ".repeat(400));
+        let turns = [(User, document.as_str()), (Assistant, "Yes."), (User, found.as_str())];
+        let (context, query) = split(&turns);
+        assert!(query.len() > 1024 && query.len() < 1040 && query.starts_with(" "), "{}", query.len());
+        assert_eq!(context + &query, format!("<|begin_of_text|>{document}\n\nYes.\n\n{found}"));
+        let unbroken = "x".repeat(3000);
+        assert_eq!(split(&[turns[0], turns[1], (User, &unbroken)]).1, unbroken);
+        assert_eq!(split(&[turns[0], (User, &found)]).1, found, "nothing was answered before");
     }
 
     #[test]

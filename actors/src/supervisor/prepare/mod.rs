@@ -10,6 +10,8 @@ mod prompt;
 mod rope;
 mod session;
 
+pub use conversation::is_continued;
+
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
@@ -20,7 +22,7 @@ use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest,
 use asterism_transport::MAX_META_BYTES;
 
 use crate::{
-    api::{JobRequest, Prompt, SessionRequest, bounds},
+    api::{JobRequest, Prompt, Reuse, SessionRequest, bounds},
     context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
     messages::{TokenChoice, TokenShaping},
@@ -28,7 +30,7 @@ use crate::{
         config::ContextHosts,
         placement::PlacementPolicy,
         tables::{
-            job::{PreparedJob, Question, Source},
+            job::{PreparedJob, Question, RefreshChoice, Source},
             prepared::{KV_BLOCK, PreparedContext},
             sessions::asked::AskedSession,
         },
@@ -165,11 +167,14 @@ impl ModelFront {
                 let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
                 let most = (context.len(), query.len(), limits.max_tokens);
                 self.check_length(most)?;
-                let mut prepared = self.plan((&context, &query), method, hosts)?;
+                let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
                 prepared.placement = request.placement;
                 prepared.key = request.labels.get(bounds::KEY).cloned();
                 prepared.template_date = template.filter(|_| is_rendered);
-                (Source::Context(prepared), query, context.len(), None)
+                // Its context has no number yet.
+                let refresh = prepared.plan.refresh(&context, &query);
+                let refresh_order = refresh.map(|refresh| Box::new(RefreshChoice { context: 0, refresh }));
+                (Source::Context(prepared.identified()), query, context.len(), refresh_order)
             }
         };
         self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
@@ -205,13 +210,13 @@ impl ModelFront {
         let (context, text) = self.held(request.context, &separator, template.then_some(date))?;
         self.check_length((context.len(), 0, 1))?;
         let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
-        let mut prepared = self.plan((&context, &[]), method, hosts)?;
+        let mut prepared = self.plan((&context, &[]), (Reuse::None, method), hosts)?;
         self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (template, separator);
         prepared.template_date = (template && self.template.is_chat()).then_some(date);
         prepared.text = text.map(Box::new);
         prepared.placement = request.placement;
-        Ok(prepared)
+        Ok(prepared.identified())
     }
 }
 
@@ -253,7 +258,7 @@ impl ModelFront {
     fn plan(
         &self,
         (context, query): (&[u32], &[u32]),
-        (asked, default, allow_idle_hosts): (Option<&MethodConfig>, &MethodConfig, bool),
+        (reuse, (asked, default, allow_idle_hosts)): (Reuse, (Option<&MethodConfig>, &MethodConfig, bool)),
         hosts: &ContextHosts,
     ) -> Result<PreparedContext, JobError> {
         let method = asked.unwrap_or(default);
@@ -268,10 +273,14 @@ impl ModelFront {
             speeds: hosts.speeds.as_ref(),
         };
         method.review(&request)?;
-        let plan = method.plan(&request)?;
+        let plan = match reuse {
+            Reuse::None => method.plan(&request)?,
+            Reuse::Exact => method.reusable_where_exact(&request)?,
+            Reuse::Likely => method.reusable(&request)?,
+        };
         plan.check(context.len())?;
         CARRIED.check(&plan, &shape)?;
-        if asked.is_some() && !allow_idle_hosts {
+        if asked.is_some() && !allow_idle_hosts && reuse != Reuse::Likely {
             refuse_idle_hosts(method, &plan)?;
         }
         self.check_ids("method", &plan.extra_ids)?;
@@ -280,7 +289,7 @@ impl ModelFront {
             kv_bytes_per_token: shape.kv_bytes_per_token(),
             kv_block: KV_BLOCK,
             ids: plan.numbered_ids(context).into(),
-            digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
+            identities: Arc::default(),
             method: Box::new(method.clone()),
             hosts: hosts.count,
             plan: Arc::new(plan),

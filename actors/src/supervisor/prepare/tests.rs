@@ -232,7 +232,7 @@ fn a_session_that_grew_is_planned_as_one_that_was_created_so() {
         let request = AppendRequest { context: Some(more), job: None };
         grown = front().prepare_append(request, (&session, Answered::default()), &HOSTS).unwrap();
         let created = create(tokens);
-        assert_eq!((&grown.plan, &grown.ids, &grown.digests), (&created.plan, &created.ids, &created.digests));
+        assert_eq!((&grown.plan, &grown.ids, &grown.identities), (&created.plan, &created.ids, &created.identities));
     }
     assert_eq!(grown.plan.method.name, "pulsar");
 }

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use asterism_models::ShardIdentity;
+
 use crate::{
     api::Role,
     error::JobError,
+    messages::GpuMemory,
     supervisor::{
         config::SupervisorConfig,
         placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
@@ -20,6 +23,8 @@ use crate::{
     },
 };
 
+/// Of a GPU's memory, one part in so many is left to what is computed.
+const SPARE_SHARE: u64 = 16;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
 
@@ -46,6 +51,31 @@ pub enum Choice {
     NotNow,
     /// Nobody generates, or all have all they take.
     Nobody,
+}
+
+/// A GPU, and what hosts have on it.
+#[derive(Clone, Copy, Debug, Default)]
+struct SharedDevice {
+    /// Hosts that compute on it.
+    hosts: u64,
+    /// Its memory, and what of that is free.
+    all: u64,
+    free: u64,
+    /// Keys and values that lie on it, idle ones among them.
+    held: u64,
+    /// Those that are placed there, whether they are encoded or not, and of these what sessions hold.
+    placed: u64,
+    pinned: u64,
+}
+
+impl SharedDevice {
+    /// Bytes of keys and values that each of its hosts may be given beside those that they were: idle ones go. None: as many as
+    /// there are, for what waits until others end would wait for ever where none will.
+    fn room(self) -> Option<u64> {
+        let spare = self.all / SPARE_SHARE;
+        let free = self.free.saturating_add(self.held).saturating_sub(self.placed).saturating_sub(spare);
+        (self.placed > self.pinned).then(|| free / self.hosts.max(1))
+    }
 }
 
 /// Looks for hosts among those that are there, and changes nothing.
@@ -88,6 +118,34 @@ impl<'a> HostSelection<'a> {
         (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
     }
 
+    /// Hosts that could take shards now. Where nothing says how much one may hold, its device does.
+    fn with_room(&self, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
+        let mut candidates = self.candidates(|load| load.kv_bytes, fit);
+        if candidates.iter().any(|one| one.free_bytes.is_none() && self.hosts.at(one.host).reported.gpu.is_some()) {
+            let devices = self.devices();
+            for one in candidates.iter_mut().filter(|one| one.free_bytes.is_none()) {
+                let spec = &self.hosts.at(one.host).spec;
+                one.free_bytes = devices.get(&(&spec.node, &spec.device)).and_then(|device| device.room());
+            }
+        }
+        candidates
+    }
+
+    /// GPUs of hosts, by node and name.
+    fn devices(&self) -> BTreeMap<(&'a String, &'a String), SharedDevice> {
+        let mut devices: BTreeMap<(&String, &String), SharedDevice> = BTreeMap::new();
+        for (host, record) in self.hosts.iter().enumerate() {
+            let Some(GpuMemory { used, free }) = record.reported.gpu else { continue };
+            let device = devices.entry((&record.spec.node, &record.spec.device)).or_default();
+            let load = self.contexts.load(host);
+            device.hosts += 1;
+            (device.all, device.free) = (used.saturating_add(free), free);
+            device.held = device.held.saturating_add(record.kv_bytes).saturating_add(record.idle_bytes);
+            (device.placed, device.pinned) = (device.placed + load.kv_bytes, device.pinned + load.pinned_bytes);
+        }
+        devices
+    }
+
     /// Hosts for `blocks` of a context now, or why there are none: of equal numerics, and where there are none such, any if
     /// that is allowed.
     pub fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
@@ -123,7 +181,8 @@ impl<'a> HostSelection<'a> {
         let takes = |host| self.hosts.at(host).takes_work() && fit(host);
         let demands = demands(&context.prepared, &context.reused, blocks);
         let candidates = self.candidates(|load| load.kv_bytes, takes);
-        place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref())
+        let found = place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref());
+        found.map(|hosts| of_one_host(context, hosts))
     }
 
     /// Those that others could not reach are better than none.
@@ -134,7 +193,7 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.candidates(|load| load.kv_bytes, takes))
+            place(&self.with_room(takes)).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -162,10 +221,17 @@ impl<'a> HostSelection<'a> {
 
     /// Hosts that encoded some of its shards lately, all of equal numerics.
     fn known_homes(&self, lately: &RecentEncoders, context: &Context) -> BTreeMap<usize, usize> {
-        let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
-        let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
-        let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
-        let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
+        let identities = context.prepared.identities.iter().enumerate().take(context.plan().shards.len());
+        let is_slow = |host: usize| self.config.avoid_stragglers && self.hosts.at(host).pace.is_slow();
+        let takes =
+            |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host) && !is_slow(*host);
+        let home = |(block, identity): (usize, &ShardIdentity)| Some((block, lately.find(identity).filter(takes)?));
+        let mut homes: BTreeMap<usize, usize> = identities.filter_map(home).collect();
+        if context.plan().is_chain() {
+            // One host holds all: the one that has the beginning.
+            let first = homes.first_key_value().map(|(_, host)| *host);
+            homes.retain(|_, host| Some(*host) == first);
+        }
         let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());
         homes.retain(|_, host| numerics.as_ref() == Some(&self.hosts.at(*host).numerics));
         homes
@@ -179,7 +245,7 @@ impl<'a> HostSelection<'a> {
             let record = self.hosts.at(host);
             record.takes_work() && record.numerics == *numerics && !context.avoid.contains(&host)
         };
-        let mut candidates: Vec<Candidate> = self.candidates(|load| load.kv_bytes, fit);
+        let mut candidates = self.with_room(fit);
         for (block, host) in homes {
             let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
             let admitted = prepared.placement.admits(home);
@@ -193,7 +259,14 @@ impl<'a> HostSelection<'a> {
         }
         let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
         let demands = demands(prepared, &context.reused, &rest);
-        let placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let mut placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        if context.plan().is_chain() {
+            let first = *homes.values().next()?;
+            let fits = candidates.iter().find(|candidate| candidate.host == first)?.free_bytes;
+            let needed: u64 = demands.iter().map(|demand| demand.kv_bytes).sum();
+            fits.is_none_or(|free| free >= needed).then_some(())?;
+            placed = vec![first; rest.len()];
+        }
         let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
         (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
     }
@@ -248,12 +321,28 @@ impl<'a> HostSelection<'a> {
 
 /// What blocks ask of hosts; those that are reused take no room that is not taken already.
 pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
-    let demand = |&block: &usize| Demand {
+    let bytes = |block: usize| if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) };
+    // Blocks that see each other's keys go to one host: the first demands the room of all.
+    let chained = prepared.plan.is_chain();
+    let all = || blocks.iter().map(|block| bytes(*block)).sum();
+    let demand = |(place, &block): (usize, &usize)| Demand {
         block,
         logical: prepared.plan.shards[block].host,
-        kv_bytes: if reused.contains(&block) { 0 } else { prepared.kv_bytes(block) },
+        kv_bytes: match (chained, place) {
+            (true, 0) => all(),
+            (true, _) => 0,
+            (false, _) => bytes(block),
+        },
     };
-    blocks.iter().map(demand).collect()
+    blocks.iter().enumerate().map(demand).collect()
+}
+
+/// Of a chain all go to the host of the first, which demanded the room of all.
+fn of_one_host(context: &Context, mut hosts: Vec<usize>) -> Vec<usize> {
+    if let Some(first) = hosts.first().copied().filter(|_| context.plan().is_chain()) {
+        hosts.fill(first);
+    }
+    hosts
 }
 
 /// The same homes, and for what the plan deals to one host with a shard that has one the same.

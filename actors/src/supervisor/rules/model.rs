@@ -51,6 +51,7 @@ impl ModelCheck<'_> {
                 if record.health != HostHealth::Ready {
                     record.health = HostHealth::Ready;
                     record.coming_since = None;
+                    record.ready_since = self.loss.now;
                     self.loss.hosts.dealt_at = self.loss.now;
                     let record = self.loss.hosts.at(host);
                     self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::HostReady {

@@ -8,7 +8,13 @@ use crate::{
     messages::{ContextIds, EncodeShards, Generate, HostCommand},
     supervisor::{
         command::SupervisorCommand,
-        tables::{context::ContextOwner, contexts::Contexts, hosts::Hosts, jobs::Jobs, prepared::tenant_number},
+        tables::{
+            context::{Context, ContextOwner},
+            contexts::Contexts,
+            hosts::Hosts,
+            jobs::Jobs,
+            prepared::tenant_number,
+        },
     },
     trace::TraceContext,
 };
@@ -55,7 +61,10 @@ impl Orders<'_> {
     /// Has a host forget a context.
     pub fn release(&mut self, host: usize, context: u64) {
         self.hosts.at_mut(host).given.forget(context);
-        self.send(host, HostCommand::Release { context });
+        // What others passed and nobody has compared may be wrong, and so may what a host holds that was told wrong things of.
+        let sound = |context: &Context| !context.is_together() && !context.avoid.contains(&host);
+        let keep = self.contexts.get(context).is_none_or(sound);
+        self.send(host, HostCommand::Release { context, keep });
     }
 
     /// Has a host generate a job's answer, or go on with it.

@@ -109,7 +109,7 @@ impl HostLoss<'_> {
         }
         self.out
             .extend(connection.map(|connection| SupervisorCommand::Disconnect { connection, reason: cause.clone() }));
-        if self.hosts.node_of(host).is_some() && reason != "unfit" {
+        if self.hosts.node_of(host).is_some() && !matches!(reason, "unfit" | "misread" | "lied" | "removed") {
             // Its node starts it again, unless it says otherwise.
             let now = self.now;
             self.hosts.at_mut(host).coming_since.get_or_insert(now);

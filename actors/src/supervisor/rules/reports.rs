@@ -1,7 +1,5 @@
 //! What hosts say of the shards and answers that they work on, and what it changes.
 
-use asterism_plan::Exchange;
-
 use crate::{
     api::{JobEvent, JobPhase},
     messages::{AnswerToken, Encoded, Phase2Times},
@@ -65,8 +63,8 @@ impl Reports<'_> {
             ..encoded
         };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
-        if context.plan().exchange == Exchange::None {
-            self.lately.note(encoded.digest, host);
+        if let Some(identity) = context.prepared.identities.get(block) {
+            self.lately.note(*identity, host);
         }
         if !encoded.cached {
             let (kind, work) = (WorkKind::Encoding(method.clone()), (encoded.computing_s, encoded.operations as f64));

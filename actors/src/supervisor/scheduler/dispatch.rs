@@ -59,6 +59,8 @@ impl EncodeScheduler<'_> {
         let context = &self.loss.contexts[number];
         match self.loss.selection().find_homes(self.lately, context) {
             Ok(hosts) => {
+                let held_lately = self.lately.were_all(&context.prepared.identities, &hosts);
+                self.loss.contexts.get_mut(number).expect("it was there").held_lately = held_lately;
                 let blocks: Vec<usize> = (0..hosts.len()).collect();
                 self.settle(number, &blocks, &hosts);
                 self.enter_phase(number, JobPhase::Encoding);

@@ -31,10 +31,13 @@ impl EncodeScheduler<'_> {
         if context.placed().is_some_and(|placed| placed.retry.not_before > self.loss.now) {
             return;
         }
-        let (inherited, unassigned): (Vec<usize>, Vec<usize>) =
+        let (inherited, mut unassigned): (Vec<usize>, Vec<usize>) =
             context.unassigned().into_iter().partition(|block| context.migration_targets().contains_key(block));
-        if !unassigned.is_empty() && self.loss.hosts.awaits_return(self.loss.now, self.loss.config.recovery) {
+        if !unassigned.is_empty() && self.loss.hosts.expects_return(self.loss.now, self.loss.config.recovery) {
             return;
+        }
+        if context.plan().is_chain() && !unassigned.is_empty() {
+            unassigned = context.entangled();
         }
         let found = match unassigned.is_empty() {
             true => Ok(Vec::new()),
@@ -66,6 +69,7 @@ impl EncodeScheduler<'_> {
             self.loss.out.push(SupervisorCommand::Observe(Observation::ShardsReencoded { reason, shards }));
         }
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
+        context.held_lately = false;
         if let Some(placed) = context.placed_mut() {
             placed.again.get_or_insert(UnderWay::since(self.loss.now)).shards += blocks.len();
         }
@@ -146,8 +150,8 @@ impl EncodeScheduler<'_> {
         if let ContextOwner::Session(session) = &owner {
             SessionGrowth { down: self.loss.teardown() }.appended(session, number);
         }
-        let cached = self.loss.contexts[number].cached_tokens();
         if first {
+            self.note_reuse(number);
             if let ContextOwner::Session(session) = owner {
                 self.loss.out.push(SupervisorCommand::Notify(ClusterEventKind::SessionReady {
                     session,
@@ -157,12 +161,16 @@ impl EncodeScheduler<'_> {
             }
             self.loss.out.push(SupervisorCommand::Observe(Observation::JobEncoded { method, sparsity }));
         }
+        let held = self.loss.contexts[number].cached_tokens();
         for asking in self.loss.jobs.of_context(number) {
             let mut job = self.loss.jobs.get_mut(asking).expect("an index names those there are");
             job.ready_since.get_or_insert(self.loss.now);
             if job.facts.session.is_none() {
                 job.progress.attention_sparsity = Some(sparsity);
-                job.progress.cached_tokens = cached;
+                let refreshed = job.question.refresh_order.as_ref();
+                let hidden = refreshed.map_or(&[][..], |refreshed| &refreshed.refresh.hidden);
+                let anew = self.loss.contexts[number].cached_and_hidden(hidden);
+                (job.progress.reused_tokens, job.progress.cached_tokens) = (held, held.saturating_sub(anew));
                 job.progress.hosts = timings.clone();
             }
             let recovered = job.phase() == JobPhase::Encoding && job.is_recovering();
@@ -175,6 +183,18 @@ impl EncodeScheduler<'_> {
                 self.loss.orders().send_holders(asking, host);
             }
         }
+    }
+
+    /// Counts a job's context by how much of it hosts held already.
+    fn note_reuse(&mut self, number: u64) {
+        let context = &self.loss.contexts[number];
+        let ContextOwner::Job(_) = context.owner else { return };
+        let held = match context.cached_tokens() {
+            0 => "none",
+            tokens if tokens < context.plan().context_tokens => "part",
+            _ => "all",
+        };
+        self.loss.out.push(SupervisorCommand::Observe(Observation::ContextReused { held }));
     }
 
     /// Nobody is asked about a context of which shards are missing.

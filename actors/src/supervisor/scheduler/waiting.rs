@@ -60,7 +60,7 @@ impl Waits<'_> {
             if !unassigned.is_empty() && context.unassigned_since.is_some() {
                 return Some(self.refusal(self.selection().find_hosts(context, &unassigned).err()?));
             }
-            if !unassigned.is_empty() && self.hosts.awaits_return(self.now, self.config.recovery) {
+            if !unassigned.is_empty() && self.hosts.expects_return(self.now, self.config.recovery) {
                 return self.awaited(|host, _| self.hosts.is_coming(host, self.now));
             }
             let missing =

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::{
     api::{
-        AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest,
+        AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Reuse, Scheduling, SessionRequest,
         SessionStatus, Waiting, bounds,
     },
     capacity::{Holder, SharedCapacity},
@@ -173,7 +173,7 @@ impl Supervisor {
             bounds::name("session", session)?;
         }
         let Some(name) = request.session.clone() else {
-            return self.enqueue((request, canary), (id, fingerprint), None).await;
+            return self.enqueue_reusable((request, canary), (id, fingerprint)).await;
         };
         let mut tries = REPLACED;
         loop {
@@ -184,6 +184,23 @@ impl Supervisor {
                 Err(JobError::SessionReplaced { .. }) if tries > 0 => {}
                 answer => return answer,
             }
+        }
+    }
+
+    /// A job about a context of its own. One that may come again is encoded on one host where the method is exact: where none has the
+    /// room for that, it is encoded for this question alone.
+    async fn enqueue_reusable(
+        &self,
+        (request, canary): (JobRequest, bool),
+        (id, fingerprint): (String, Option<Fingerprint>),
+    ) -> Result<String, JobError> {
+        if request.reuse != Reuse::Likely {
+            return self.enqueue((request, canary), (id, fingerprint), None).await;
+        }
+        let once = JobRequest { reuse: Reuse::None, ..request.clone() };
+        match self.enqueue((request, canary), (id.clone(), fingerprint), None).await {
+            Err(JobError::Placement(_)) => self.enqueue((once, canary), (id, fingerprint), None).await,
+            answer => answer,
         }
     }
 

@@ -222,6 +222,7 @@ impl SupervisorState {
     fn take_context(&mut self, mut context: Context) {
         context.ticket = self.numbers.origin.secret.ticket(context.number);
         self.numbers.note(context.number);
+        context.expect_held(|identity| self.lately.find(identity).is_some());
         self.contexts.insert(context);
     }
 }

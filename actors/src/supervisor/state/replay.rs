@@ -66,7 +66,7 @@ impl SupervisorState {
         for (number, ContextEntry { owner, mut prepared, taken }) in contexts {
             prepared.ids = ids.remove(&number).unwrap_or_default();
             check_ids(number, &prepared)?;
-            let mut context = Context::new((number, taken), owner, prepared);
+            let mut context = Context::new((number, taken), owner, prepared.identified());
             context.ticket = state.numbers.origin.secret.ticket(number);
             if let Some(entry) = places.remove(&number) {
                 state.put_back(&mut context, entry);

@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use asterism_plan::{Exchange, Plan, Shard};
+use asterism_models::ShardIdentity;
+use asterism_plan::{Exchange, HiddenKeys, Plan, Shard};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -34,6 +35,13 @@ pub struct ShardLocation {
     pub host: Option<usize>,
     /// What the host reported, once it holds it.
     pub encoded: Option<Encoded>,
+}
+
+impl ShardLocation {
+    /// Whether its host held it before it was ordered.
+    fn was_held(&self) -> bool {
+        self.encoded.as_ref().is_some_and(|encoded| encoded.cached)
+    }
 }
 
 /// How far a context is.
@@ -170,6 +178,8 @@ pub struct Context {
     pub mixed_numerics: bool,
     /// Since when shards are without a host, if they are.
     pub unassigned_since: Option<Duration>,
+    /// Whether its hosts lately had all its shards: each is asked for alone, though they could pass each other something.
+    pub held_lately: bool,
     /// How far it is.
     pub phase: Phase,
 }
@@ -193,6 +203,7 @@ impl Context {
             numerics: None,
             mixed_numerics: false,
             unassigned_since: None,
+            held_lately: false,
             phase: Phase::Queued { aside: false },
         }
     }
@@ -266,6 +277,14 @@ impl Context {
         self.reused = reused;
     }
 
+    /// Shards that hosts lately held are taken to be no work: a chat that goes on is as short as what is new of it.
+    pub fn expect_held(&mut self, held: impl Fn(&ShardIdentity) -> bool) {
+        let both = self.prepared.plan.shards.iter().zip(self.prepared.identities.iter()).enumerate();
+        let held = both.filter(|(block, (_, identity))| !self.reused.contains(block) && held(identity));
+        let rows: usize = held.map(|(_, (shard, _))| shard.rows()).sum();
+        self.weight.work = self.weight.work.saturating_sub((rows / self.prepared.plan.hosts.max(1)) as u64);
+    }
+
     /// Bytes of keys and values that a shard adds to those of its host.
     pub fn kv_bytes(&self, block: usize) -> u64 {
         if self.reused.contains(&block) { 0 } else { self.prepared.kv_bytes(block) }
@@ -273,9 +292,14 @@ impl Context {
 
     /// Tokens of blocks that hosts had already.
     pub fn cached_tokens(&self) -> usize {
-        let cached = |place: &ShardLocation| place.encoded.as_ref().is_some_and(|encoded| encoded.cached);
         let both = self.plan().shards.iter().zip(self.places());
-        both.filter(|(_, place)| cached(place)).map(|(shard, _)| shard.block_tokens()).sum()
+        both.filter(|(_, place)| place.was_held()).map(|(shard, _)| shard.block_tokens()).sum()
+    }
+
+    /// Of these, those that are among `hidden`: a question gets them anew.
+    pub fn cached_and_hidden(&self, hidden: &[HiddenKeys]) -> usize {
+        let held = |hidden: &&HiddenKeys| self.places().get(hidden.block as usize).is_some_and(ShardLocation::was_held);
+        hidden.iter().filter(held).map(|hidden| hidden.count() as usize).sum()
     }
 
     /// The plan.
@@ -389,6 +413,8 @@ impl Context {
     pub fn entangled(&self) -> Vec<usize> {
         let all = 0..self.places().len();
         match self.plan().exchange {
+            // One host holds all, and encodes a block behind those before it: what it holds it says again at once.
+            Exchange::None if self.plan().is_chain() && !self.unassigned().is_empty() => all.collect(),
             Exchange::None => Vec::new(),
             Exchange::SharedPrefix { .. } => all.filter(|&block| self.places()[block].encoded.is_none()).collect(),
             _ => all.collect(),
@@ -401,7 +427,7 @@ impl Context {
         if let Phase::Queued { .. } = self.phase {
             self.phase = Phase::Placed(Placed::new(now, shards));
         }
-        let passes = self.plan().exchange != Exchange::None && blocks.len() == shards;
+        let passes = self.plan().exchange != Exchange::None && blocks.len() == shards && !self.held_lately;
         let Phase::Placed(placed) = &mut self.phase else { return };
         for (&block, &host) in blocks.iter().zip(hosts) {
             placed.places[block] = ShardLocation { host: Some(host), encoded: None };
@@ -427,10 +453,17 @@ impl Context {
         holders.into_values().collect()
     }
 
-    /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one. A shared prefix is passed on when
-    /// all are encoded together, and encoded by each when only some are encoded again: to the same bits.
+    /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one, those of a chain together and in order.
+    /// A shared prefix is passed on when all are encoded together, and encoded by each when only some are encoded again: to the
+    /// same bits.
     pub fn orders(&self, blocks: &[usize], addresses: &[Address]) -> Vec<(usize, EncodeShards)> {
         let placed = blocks.iter().filter_map(|&block| Some((self.places()[block].host?, block)));
+        if self.plan().is_chain() {
+            let mut chain: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
+            placed.for_each(|(host, block)| chain.entry(host).or_default().push(self.plan().shards[block].clone()));
+            let ordered = |(host, shards)| (host, self.order(shards, Exchange::None, Vec::new()));
+            return chain.into_iter().map(ordered).collect();
+        }
         if !self.is_together() {
             return placed.map(|(host, block)| (host, self.order_alone(block))).collect();
         }
@@ -452,8 +485,10 @@ impl Context {
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
         let (context, attempt, blocks) = (self.number, self.attempt(), self.plan().shards.len() as u32);
-        let (tenant, ticket) = (tenant_number(&self.prepared.key), self.ticket);
-        EncodeShards { context, tenant, attempt, shards, blocks, exchange, peers, ticket, room: None, trace: None }
+        let identity = |shard: &Shard| Some((shard.block as u32, *self.prepared.identities.get(shard.block)?));
+        let identities = shards.iter().filter_map(identity).collect();
+        let (tenant, ticket, room, trace) = (tenant_number(&self.prepared.key), self.ticket, None, None);
+        EncodeShards { context, tenant, attempt, shards, blocks, exchange, peers, ticket, room, trace, identities }
     }
 
     /// Whether a host has been ordered to encode a shard.

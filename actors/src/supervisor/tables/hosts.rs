@@ -57,6 +57,8 @@ pub struct HostRecord {
     pub seen: (Condition, Duration),
     /// Since when its process is known to be started, or to be about to; none once it is ready.
     pub coming_since: Option<Duration>,
+    /// When it became ready last.
+    pub ready_since: Duration,
     /// Why it is dead or not ready.
     pub cause: Option<String>,
     /// Whether it said itself that it cannot work.
@@ -255,6 +257,7 @@ impl Hosts {
             numerics: None,
             seen: Default::default(),
             coming_since: None,
+            ready_since: now,
             cause: None,
             unfit: false,
             kept: KeptHost::default(),

@@ -150,7 +150,9 @@ pub struct JobFacts {
 pub struct JobProgress {
     /// State.
     pub state: JobState,
-    /// Context tokens that were not encoded for it.
+    /// Context tokens of blocks that hosts held already.
+    pub reused_tokens: usize,
+    /// Of these, those that were not encoded for it in any way.
     pub cached_tokens: usize,
     /// Answer so far.
     pub text: String,
@@ -177,6 +179,7 @@ impl JobProgress {
     pub fn new(cached_tokens: usize) -> Self {
         Self {
             state: JobState::Pending,
+            reused_tokens: 0,
             cached_tokens,
             text: String::new(),
             tokens: Vec::new(),
@@ -276,6 +279,9 @@ pub struct Restored {
     pub phase: JobPhase,
 }
 
+/// Tokens of an answer that there is to be room for, whether they come or not.
+const ANSWER_STEP: u64 = 1024;
+
 impl Job {
     /// A waiting job over a context.
     pub fn new(
@@ -373,9 +379,12 @@ impl Job {
         self.open.first().map(|(_, declared)| *declared)
     }
 
-    /// Tokens that who generates its answer keeps for it, at most: its question and its answer.
+    /// Tokens that who generates its answer keeps for it, or soon will: of its question, and of its answer in steps of
+    /// [`ANSWER_STEP`].
     pub fn own_tokens(&self) -> u64 {
-        (self.question.query_ids.len() as u64).saturating_add(self.question.choice.max_tokens.into()).max(1)
+        let answer = (self.progress.tokens.len() as u64 / ANSWER_STEP + 1) * ANSWER_STEP;
+        let answer = answer.min(self.question.choice.max_tokens.into());
+        answer.saturating_add(self.question.query_ids.len() as u64).max(1)
     }
 
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
@@ -443,6 +452,7 @@ impl Job {
             context_tokens: facts.context_tokens,
             query_tokens: facts.query_tokens,
             refreshed_tokens: facts.refreshed_tokens,
+            reused_tokens: progress.reused_tokens,
             cached_tokens: progress.cached_tokens,
             generated_tokens: progress.tokens.len().saturating_sub(facts.scored_tokens),
             scored_tokens: facts.scored_tokens,

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_models::{QuerySeparator, TemplateDate};
+use asterism_models::{QuerySeparator, ShardIdentity, TemplateDate, shard_identities};
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -45,9 +45,9 @@ pub struct PreparedContext {
     pub method: Box<MethodConfig>,
     /// The context hosts that it was planned for, of which the plan may use fewer.
     pub hosts: usize,
-    /// Checksums of what each shard's pass reads, where that depends on no other shard; none of what the journal had.
+    /// What its shards are, by which those that hosts hold are found; none where they are encoded only together.
     #[serde(skip)]
-    pub digests: Arc<[u64]>,
+    pub identities: Arc<[ShardIdentity]>,
     /// Pairs that dense attention over the context computes in phase 1.
     pub dense_pairs: u64,
     /// Bytes of keys and values that a token keeps.
@@ -83,11 +83,10 @@ impl PreparedContext {
         Some(Box::new(RefreshOrder { shard: shard.clone(), ids, hidden: hidden.clone() }))
     }
 
-    /// The checksums of what shards read, by which hosts that hold the same are found.
-    pub fn digests(plan: &Plan, ids: &[u32]) -> Arc<[u64]> {
-        let digest = |shard: &Shard| Some(shard.digest(&shard.input(ids).ok()?));
-        let apart = plan.exchange == Exchange::None;
-        plan.shards.iter().filter(|_| apart).map_while(digest).collect()
+    /// The same with its shards' identities, for the key that asks: once its ids and its key are known.
+    pub fn identified(mut self) -> Self {
+        self.identities = shard_identities(&self.plan, &self.ids, self.key.as_deref()).into();
+        self
     }
 
     /// Shards that another context has as well: encoded alone, from the same tokens.

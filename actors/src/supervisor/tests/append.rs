@@ -75,7 +75,7 @@ fn questions_see_what_is_appended_once_all_of_it_is_encoded() {
     assert!(cluster.state.contexts.get(old).is_some(), "one is still answered");
     answered(&mut cluster, between);
     assert!(cluster.state.contexts.get(old).is_none() && cluster.state.contexts.get(grown).is_some());
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: old })));
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: old, keep: true })));
     assert_eq!(cluster.state.contexts.pinned_bytes(), 8 * 120);
 }
 
@@ -214,4 +214,70 @@ fn the_same_context_again_goes_where_it_lies() {
 fn dealt_of(cluster: &Cluster, context: u64) -> Vec<(u64, usize)> {
     let places = cluster.state.contexts[context].places();
     places.iter().enumerate().map(|(block, place)| (place.host.expect("placed") as u64 + 1, block)).collect()
+}
+
+/// A chain of blocks of 30 tokens, of a job of its own.
+fn chain(tokens: u32, key: Option<&str>) -> Source {
+    let method = serde_json::from_value(json!({"chain": {"block_tokens": 30}})).expect("a method");
+    let prepared = prepared_of(&method, 2, tokens, &[1]);
+    Source::Context(PreparedContext { key: key.map(str::to_owned), ..prepared }.identified())
+}
+
+/// What a chat begins with goes to the host that had it, in one order, whoever is idler; nothing of one key is looked for by
+/// another.
+#[test]
+fn a_chat_goes_on_where_its_blocks_were_encoded() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let turn = |cluster: &mut Cluster, tokens, key| {
+        let job = cluster.ask(chain(tokens, key), None);
+        let orders = cluster.encode();
+        let [(to, order)] = &orders[..] else { panic!("one order: {orders:?}") };
+        assert!(order.shards.iter().all(|shard| shard.behind == 30 * shard.block), "{order:?}");
+        let identities: Vec<_> = order.identities.iter().map(|(_, identity)| *identity).collect();
+        let found = (*to, order.shards.len(), identities);
+        answered(cluster, job);
+        (cluster.status(job), found)
+    };
+    let (first, (home, blocks, begun)) = turn(&mut cluster, 75, Some("moon"));
+    assert_eq!((first.reused_tokens, blocks), (0, 3));
+    // Another key's goes to the other, idle longest, or the same: it finds nothing in any case.
+    let (_, (_, _, others)) = turn(&mut cluster, 75, Some("sun"));
+    assert!(others.iter().all(|identity| !begun.contains(identity)));
+    let (_, (second, _, longer)) = turn(&mut cluster, 120, Some("moon"));
+    assert_eq!((second, &longer[..2], longer.len()), (home, &begun[..2], 4), "all full blocks are the same");
+    // Its host is lost while the next turn is encoded: another has all of it.
+    let job = cluster.ask(chain(150, Some("moon")), None);
+    cluster.take_sent();
+    let (host, other) = if home == 1 { ("c0", 2) } else { ("c1", 1) };
+    let exited = HostMessage::Exited { host: host.into(), start: 1, cause: "signal 9".into(), restarting: true };
+    cluster.deliver(super::NODE, exited);
+    let orders = cluster.encode();
+    let [(to, order)] = &orders[..] else { panic!("one order: {orders:?}") };
+    assert_eq!((*to, order.shards.len()), (other, 5));
+    answered(&mut cluster, job);
+}
+
+/// What hosts say that they held is what a job reused, less what its question got anew.
+#[test]
+fn a_job_says_what_was_reused() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let job = cluster.ask(chain(75, None), None);
+    let (to, order) = cluster
+        .take_sent()
+        .into_iter()
+        .find_map(|(to, command)| match command {
+            HostCommand::Encode(order) => Some((to, order)),
+            _ => None,
+        })
+        .expect("an order");
+    for shard in &order.shards {
+        let cached = shard.block < 2;
+        let stated = encoded(order.context, shard.block as u32, shard.kept_tokens() as u64);
+        cluster.deliver(to, HostMessage::Encoded(crate::messages::Encoded { cached, ..stated }));
+    }
+    let status = cluster.status(job);
+    assert_eq!((status.reused_tokens, status.cached_tokens, status.context_tokens), (60, 60, 75));
+    answered(&mut cluster, job);
+    cluster.restart();
+    assert_eq!(cluster.status(job).reused_tokens, 60, "also after a restart");
 }

@@ -26,7 +26,7 @@ impl Cluster {
                     assert_eq!(input, shard.input(&*context.prepared.ids).expect("it has all"));
                 }
             }
-            HostCommand::Release { context } => drop(self.ids.remove(&(connection, *context))),
+            HostCommand::Release { context, .. } => drop(self.ids.remove(&(connection, *context))),
             _ => {}
         }
     }
@@ -146,7 +146,8 @@ fn what_a_host_passed_before_it_was_compared_goes_with_it() {
     let kept = cluster.state.contexts[job].plan().shards[last].kept_tokens() as u64;
     cluster.deliver(connection(hosts[last], 1), HostMessage::Encoded(encoded(job, last as u32, kept)));
     exits(&mut cluster, hosts[0]);
-    assert!(cluster.sent.contains(&(connection(hosts[last], 1), HostCommand::Release { context: job })));
+    // Nor is it found again: it may be wrong.
+    assert!(cluster.sent.contains(&(connection(hosts[last], 1), HostCommand::Release { context: job, keep: false })));
     assert_eq!(shards(&cluster.encode()), hosts.len());
     assert!(cluster.generation().is_some());
 }

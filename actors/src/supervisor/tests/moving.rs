@@ -1,5 +1,7 @@
 //! Hosts that drain and hosts that are replaced, with a fake clock.
 
+mod returning;
+
 use std::time::Duration;
 
 use serde_json::json;
@@ -31,15 +33,18 @@ fn shards_of_a_drained_host_are_held_elsewhere_before_they_leave_it() {
     let (mut cluster, job) = decoding();
     assert_eq!(cluster.drain("q0", None).expect_err("the only one").code(), "last_host");
     cluster.drain("c0", None).expect("there is another");
-    assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job })), "it goes on answering");
+    assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })), "it goes on answering");
     let orders = cluster.encode();
     assert_eq!(orders.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 2]);
     let reported = cluster.take_sent();
     let Some((3, HostCommand::Holders { holders, .. })) = reported.last() else { panic!("{reported:?}") };
     assert_eq!((holders.len(), &holders[0].blocks[..]), (1, &[0, 1, 2, 3][..]));
-    assert!(!reported.contains(&(1, HostCommand::Release { context: job })), "the query host has to hear it first");
+    assert!(
+        !reported.contains(&(1, HostCommand::Release { context: job, keep: true })),
+        "the query host has to hear it first"
+    );
     cluster.tick(1.0, &[1, 2, 3]);
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })));
     assert_eq!(cluster.scheduling(0), Scheduling::Cordoned);
     assert!(cluster.status(job).recoveries.is_empty(), "nobody waited");
     assert_eq!(cluster.drain("c1", None).expect_err("the only one left").code(), "last_host");
@@ -77,7 +82,7 @@ fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away(
     cluster.take_sent();
     cluster.deliver(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "9".into(), restarting: false });
     assert!(
-        !cluster.sent.contains(&(1, HostCommand::Release { context: job })),
+        !cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })),
         "what it has stays until the rest is whole"
     );
     assert!(cluster.encode().iter().all(|(to, _)| *to == 3));
@@ -98,7 +103,7 @@ fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away(
         message: "no room".into(),
     };
     cluster.deliver(3, failed);
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })), "{:?}", cluster.sent);
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })), "{:?}", cluster.sent);
 }
 
 #[test]
@@ -108,16 +113,18 @@ fn what_cannot_move_is_taken_away_and_so_is_all_when_the_time_is_over() {
     let job = cluster.submit(None);
     cluster.encode();
     cluster.drain("c0", Some(10.0)).expect("there is another");
-    assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job })), "its job may end before");
+    let released =
+        |cluster: &super::Cluster, keep| cluster.sent.contains(&(1, HostCommand::Release { context: job, keep }));
+    assert!(!released(&cluster, true) && !released(&cluster, false), "its job may end before");
     cluster.drain("c0", None).expect("there is another");
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })), "its shards need each other");
+    assert!(released(&cluster, false), "its shards need each other, and are not found without them");
     let (mut cluster, job) = decoding();
     cluster.drain("c0", Some(10.0)).expect("there is another");
     cluster.sent.clear();
     cluster.tick(9.0, &[1, 2, 3]);
     assert!(cluster.sent.is_empty(), "{:?}", cluster.sent);
     cluster.tick(10.0, &[1, 2, 3]);
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job, keep: true })));
     assert_eq!(cluster.status(job).recoveries[0].reason, "drained");
 }
 
@@ -238,7 +245,7 @@ fn a_host_that_nobody_can_take_over_from_ends_by_its_deadline_and_its_job_goes_o
     cluster.restarts("q0", 10.0).expect("it is there");
     cluster.tick(9.0, &[1, 2, 3]);
     assert!(cluster.told(2).is_empty(), "its answer may be done by then");
-    cluster.token(3, job, 1, 6);
+    cluster.token(3, job, 2, 6);
     cluster.tick(10.0, &[1, 2, 3]);
     assert_eq!(cluster.told(2), [&HostCommand::Leave]);
     let (to, generate) = cluster.generation().expect("another goes on with its job");

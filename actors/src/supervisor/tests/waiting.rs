@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Cluster, config, decoding, job, prepared, seconds};
+use super::{Cluster, config, decoding, job, prepared, prepared_of, seconds};
 use crate::{
-    api::Scheduling,
-    messages::HostMessage,
+    api::{Role, Scheduling},
+    messages::{GpuMemory, HostMessage, LinkReport, ProcessReading},
     supervisor::{PlacementPolicy, PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
@@ -216,4 +216,90 @@ fn a_key_for_which_nothing_is_generated_has_a_place_beside_those_that_another_ha
     let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
     cluster.adopt(decided);
     assert_eq!((generating(&cluster, &much), generating(&cluster, &little)), (30, 2), "the fewest first");
+}
+
+/// A query host takes as many jobs as its memory holds the questions and answers of, and one in any case.
+#[test]
+fn jobs_wait_for_memory_of_the_query_host() {
+    let mut limits = SupervisorConfig { max_running: 100, max_queue: 100, recovery: Recovery::Spare, ..config(1, 0) };
+    // A question of one token and four of the answer, of 8 bytes each.
+    let query = limits.hosts.iter_mut().find(|host| host.role == Role::Query).expect("a query host");
+    query.memory_limit = Some(3 * 40);
+    let mut cluster = Cluster::ready(limits.clone());
+    let jobs: Vec<u64> = (0..5).map(|_| cluster.submit(None)).collect();
+    while !cluster.encode().is_empty() {}
+    let generating = |cluster: &Cluster| {
+        let is = |job: &&u64| cluster.status(**job).phase == Some(crate::api::JobPhase::Querying);
+        jobs.iter().filter(is).count()
+    };
+    assert_eq!(generating(&cluster), 3);
+    let id = cluster.status(jobs[0]).id;
+    let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+    cluster.adopt(decided);
+    assert_eq!(generating(&cluster), 3, "the next has its room");
+    let query = limits.hosts.iter_mut().find(|host| host.role == Role::Query).expect("a query host");
+    query.memory_limit = Some(1);
+    let mut cluster = Cluster::ready(limits);
+    let jobs: Vec<u64> = (0..2).map(|_| cluster.submit(None)).collect();
+    while !cluster.encode().is_empty() {}
+    assert_eq!(phases(&cluster, &jobs), [Some(crate::api::JobPhase::Querying), Some(crate::api::JobPhase::Encoding)]);
+}
+
+/// Beyond the places for all, contexts begin while all that is encoded takes no longer than that.
+#[test]
+fn short_contexts_begin_together_and_a_long_one_waits_for_its_place() {
+    let mut limits = SupervisorConfig { max_running: 1, max_queue: 100, ..config(1, 0) };
+    let method = limits.method.clone();
+    let (short, long) = (prepared_of(&method, 1, 30, &[1]), prepared_of(&method, 1, 3000, &[1]));
+    // Thirty tokens of a short one at the speed that a cluster begins with.
+    limits.encode_ahead = Duration::from_millis(9);
+    let mut cluster = Cluster::ready(limits);
+    let mut ask = |context: &PreparedContext| cluster.ask(Source::Context(context.clone()), None);
+    let jobs = vec![ask(&short), ask(&short), ask(&short), ask(&short), ask(&long)];
+    let (encoding, queued) = (Some(crate::api::JobPhase::Encoding), Some(crate::api::JobPhase::Queued));
+    assert_eq!(phases(&cluster, &jobs), [encoding, encoding, encoding, queued, queued]);
+    cluster.encode();
+    assert_eq!(phases(&cluster, &jobs[3..]), [encoding, queued], "short ones pass it");
+    cluster.encode();
+    assert_eq!(phases(&cluster, &jobs[4..]), [encoding], "alone it has the place for all");
+}
+
+/// The phase that each job is in.
+fn phases(cluster: &Cluster, jobs: &[u64]) -> Vec<Option<crate::api::JobPhase>> {
+    jobs.iter().map(|job| cluster.status(*job).phase).collect()
+}
+
+/// Where nothing limits a host's memory, contexts wait for that of its GPU; one that would wait for nobody is tried.
+#[test]
+fn contexts_wait_for_memory_of_a_gpu() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, recovery: Recovery::Spare, ..config(1, 0) });
+    let context = prepared(&cluster.state.config().method.clone(), 1);
+    let each = context.weight().kv_bytes;
+    let report = |cluster: &mut Cluster, held: u64, free: u64| {
+        let process =
+            ProcessReading { gpu: Some(GpuMemory { used: 160 * each - free, free }), ..ProcessReading::default() };
+        cluster.deliver(1, HostMessage::Heartbeat { kv_bytes: held, idle_bytes: 0 });
+        cluster.deliver(1, HostMessage::Links(LinkReport { process, ..LinkReport::default() }));
+    };
+    // A sixteenth of it all is left to what is computed.
+    let spare = 10 * each;
+    report(&mut cluster, 0, spare + each + each / 2);
+    let jobs: Vec<u64> = (0..3).map(|_| cluster.submit(None)).collect();
+    let (encoding, queued) = (Some(crate::api::JobPhase::Encoding), Some(crate::api::JobPhase::Queued));
+    assert_eq!(phases(&cluster, &jobs), [encoding, queued, queued]);
+    // What is placed is held by now, and counts once.
+    report(&mut cluster, each, spare + each / 2);
+    cluster.tick(0.1, &[]);
+    assert_eq!(phases(&cluster, &jobs), [encoding, queued, queued]);
+    report(&mut cluster, each, spare + each);
+    cluster.tick(0.2, &[]);
+    assert_eq!(phases(&cluster, &jobs), [encoding, encoding, queued]);
+    // Of those that are placed none is left: the third is tried, however little is free.
+    report(&mut cluster, 0, 0);
+    for job in &jobs[..2] {
+        let id = cluster.status(*job).id;
+        let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+        cluster.adopt(decided);
+    }
+    assert_eq!(phases(&cluster, &jobs[2..]), [encoding]);
 }

@@ -52,6 +52,8 @@ names! {
     PHASE1_TOKENS = "phase1_tokens_total";
     /// Tokens of blocks that were not encoded, since a host held the same already.
     PHASE1_CACHED_TOKENS = "phase1_cached_tokens_total";
+    /// Contexts of jobs that were encoded, by how much of them hosts held already: all, part or none.
+    CONTEXTS_REUSED = "contexts_reused_total";
     /// Seconds of a step of phase 2 on the query host: the query or a token through every layer, to the next token's choice.
     PHASE2_STEP = "phase2_step_seconds";
     /// Seconds that the query host waits in a layer of phase 2 for the slowest context host, its own attention being done.

@@ -5,6 +5,8 @@
 //! holds two inner indices of 16 columns, side by side, as the unit wants them; it is the tile of `A` over the same
 //! numbers, transposed as 16 x 16 pairs. A block of results is 32 x 32 f32, row-major.
 
+use crate::cpu::tensor::BlockPanels;
+
 /// Rows and columns of a block; inner indices of a step.
 pub(super) const BLOCK_SIDE: usize = 32;
 /// Rows of a tile, f32 lanes of a vector.
@@ -195,6 +197,9 @@ pub(super) trait Engine {
 
     /// Packs up to 32 rows of 16 columns, transposed, as one tile of `A`: column `j` becomes row `j`.
     unsafe fn pack_transposed(source: Rows, tile: *mut u16);
+
+    /// Widens a panel of `B`, rounded to bf16; outputs that are missing are zero.
+    unsafe fn widen(blocks: &BlockPanels, index: usize, panel: *mut u16);
 
     /// Transposes 16 x 16 elements of 32 bits in place.
     unsafe fn transpose(tile: *mut u32);

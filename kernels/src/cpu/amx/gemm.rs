@@ -81,7 +81,12 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &AmxWeights, sink: Sink, parall
     if x.rows == 0 || weights.outputs() == 0 {
         return;
     }
-    let rows = if weights.steps() >= DEEP { 192 } else { 128 };
+    let rows = match weights.are_in_blocks() {
+        // Those are widened for each task anew.
+        true => 256,
+        false if weights.steps() >= DEEP => 192,
+        false => 128,
+    };
     let rows = rows.min(x.rows.div_ceil(4).next_multiple_of(BLOCK_SIDE));
     let panels = weights.outputs().div_ceil(BLOCK_SIDE);
     let bands = x.rows.div_ceil(rows);
@@ -104,8 +109,8 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &AmxWeights, sink: Sink, parall
 }
 
 thread_local! {
-    /// Panels of `x` and blocks of sums, kept between calls.
-    static GEMM_SCRATCH: RefCell<(AmxBuffer, AmxBuffer)> = RefCell::new((AmxBuffer::new(0), AmxBuffer::new(0)));
+    /// Panels of `x`, blocks of sums and panels of widened weights, kept between calls.
+    static GEMM_SCRATCH: RefCell<[AmxBuffer; 3]> = RefCell::new([0; 3].map(AmxBuffer::new));
 }
 
 impl GemmPart<'_> {
@@ -120,7 +125,7 @@ impl GemmPart<'_> {
         let panels = self.x.rows.div_ceil(BLOCK_SIDE);
         let deep = steps >= DEEP;
         let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP_ELEMENTS)).next_multiple_of(GROUP) };
-        GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
+        GEMM_SCRATCH.with_borrow_mut(|[left, sums, wide_panels]| {
             left.reserve(panels * steps * STEP_ELEMENTS * size_of::<u16>());
             sums.reserve(if deep { panels * WIDE } else { GROUP } * RESULT_BLOCK * size_of::<f32>());
             let left = left.pointer::<u16>();
@@ -130,9 +135,12 @@ impl GemmPart<'_> {
             }
             // SAFETY: the caller's promise.
             let session = unsafe { E::begin() };
-            let mut blocks = GemmBlocks::<E> { part: self, session, left, sums: sums.pointer() };
+            let (sums, right) = (sums.pointer(), (std::ptr::null(), 0));
+            let mut blocks = GemmBlocks::<E> { part: self, session, left, right, sums };
             for first in self.columns.clone().step_by(wide) {
                 let columns = first..self.columns.end.min(first + wide);
+                // SAFETY: the columns are the part's.
+                blocks.right = (unsafe { self.weights.panels::<E>(columns.clone(), wide_panels) }, first);
                 // SAFETY: the scratch was sized for this, and the columns are the part's.
                 unsafe { if deep { blocks.deep(panels, columns) } else { blocks.shallow(panels, columns) } }
             }
@@ -147,7 +155,7 @@ impl GemmPart<'_> {
     /// As [`GemmPart::compute`].
     unsafe fn few<E: Engine>(&self) {
         let (steps, Rows { data, stride, rows, columns }) = (self.weights.steps(), self.x);
-        GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
+        GEMM_SCRATCH.with_borrow_mut(|[left, sums, wide]| {
             left.reserve(rows * steps * BLOCK_SIDE * size_of::<f32>());
             sums.reserve(RESULT_BLOCK * size_of::<f32>());
             let (left, sums) = (left.pointer::<f32>(), sums.pointer::<f32>());
@@ -164,7 +172,8 @@ impl GemmPart<'_> {
                 let outputs = BLOCK_SIDE.min(self.weights.outputs() - column * BLOCK_SIDE);
                 // SAFETY: the rows were just widened, the panel exists, and the block's columns are the part's.
                 unsafe {
-                    E::product_of_few(left, rows, self.weights.panel(column, 0), steps, sums);
+                    let panel = self.weights.panels::<E>(column..column + 1, wide);
+                    E::product_of_few(left, rows, panel, steps, sums);
                     E::store(sums, rows, outputs, self.sink.at(0, column * BLOCK_SIDE));
                 }
             }
@@ -180,6 +189,8 @@ struct GemmBlocks<'a, E: Engine> {
     part: &'a GemmPart<'a>,
     session: E::Session,
     left: *const u16,
+    /// Panels of `W`, and which the first of them is.
+    right: (*const u16, usize),
     sums: *mut f32,
 }
 
@@ -241,7 +252,7 @@ impl<E: Engine> GemmBlocks<'_, E> {
         // part's result.
         unsafe {
             let a = self.left.add((panel * steps + step) * STEP_ELEMENTS);
-            let b = weights.panel(column, step);
+            let b = self.right.0.add(((column - self.right.1) * steps + step) * STEP_ELEMENTS);
             let product = Product {
                 a,
                 b,

@@ -5,6 +5,8 @@ use std::arch::x86_64::*;
 
 use super::engine::{BLOCK_SIDE, Engine, Exponentials, LANES, Product, Rows, Sink, Softmax, Target};
 use super::panels;
+use crate::cpu::lanes::Avx512Codes;
+use crate::cpu::tensor::BlockPanels;
 use interleaved::InterleavedProducts;
 use session::Session;
 
@@ -104,6 +106,11 @@ impl Engine for Amx {
         unsafe { pack_transposed(source, tile) }
     }
 
+    unsafe fn widen(blocks: &BlockPanels, index: usize, panel: *mut u16) {
+        // SAFETY: as above.
+        unsafe { widen_blocks(blocks, index, panel) }
+    }
+
     unsafe fn transpose(tile: *mut u32) {
         // SAFETY: as above.
         unsafe { transpose(tile) }
@@ -124,6 +131,12 @@ impl Engine for Amx {
 unsafe fn pack_rows(source: Rows, panel: *mut u16) {
     // SAFETY: the caller's promise.
     unsafe { panels::pack_rows(source, panel) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn widen_blocks(blocks: &BlockPanels, index: usize, panel: *mut u16) {
+    // SAFETY: the caller's promise.
+    unsafe { panels::widen::<Avx512Codes>(blocks, index, panel) }
 }
 
 /// Rows interleaved by twos, then transposed as pairs.

@@ -1,6 +1,8 @@
 //! Packing of rows into panels: plain loops, compiled into each engine with the vectors it has.
 
-use super::engine::{BLOCK_SIDE, Engine, Rows, STEP_ELEMENTS, TILE_ELEMENTS};
+use super::engine::{BLOCK_SIDE, Engine, LANES, Rows, STEP_ELEMENTS, TILE_ELEMENTS};
+use crate::cpu::lanes::CodeLanes;
+use crate::cpu::tensor::{BlockPanels, PairSink};
 
 /// Packs up to 32 rows as a panel of `A`; missing rows and columns are zero.
 ///
@@ -42,5 +44,39 @@ pub(super) unsafe fn pack_columns<E: Engine>(source: Rows, panel: *mut u16) {
         for tile in 0..2 * source.columns.div_ceil(BLOCK_SIDE) {
             E::transpose(panel.add(tile * TILE_ELEMENTS).cast());
         }
+    }
+}
+
+/// Widens a panel of `B`, rounded to bf16; outputs that are missing are zero.
+///
+/// # Safety
+/// `panel` must hold as many steps as `blocks` has, and the panel exist, on a machine that suits the lanes.
+#[inline(always)]
+pub(super) unsafe fn widen<C: CodeLanes>(blocks: &BlockPanels, index: usize, panel: *mut u16) {
+    let steps = blocks.k / BLOCK_SIDE;
+    for half in 0..2 {
+        if 2 * index + half >= blocks.panels() {
+            for step in 0..steps {
+                // SAFETY: a tile of the panel.
+                unsafe { panel.add(step * STEP_ELEMENTS + half * TILE_ELEMENTS).write_bytes(0, TILE_ELEMENTS) };
+            }
+            continue;
+        }
+        blocks.widen::<C>(2 * index + half, 0..steps, &mut Tiles { panel, half });
+    }
+}
+
+/// The tiles of a half of a panel, a row for two inputs.
+struct Tiles {
+    panel: *mut u16,
+    half: usize,
+}
+
+impl<C: CodeLanes> PairSink<C> for Tiles {
+    #[inline(always)]
+    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
+        let at = pair / LANES * STEP_ELEMENTS + self.half * TILE_ELEMENTS + pair % LANES * BLOCK_SIDE;
+        // SAFETY: `widen` gives as many pairs as the panel has.
+        unsafe { C::store_pairs(even, odd, self.panel.add(at)) };
     }
 }

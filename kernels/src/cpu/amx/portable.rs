@@ -6,6 +6,7 @@ use super::engine::{
     BLOCK_SIDE, Engine, Exponentials, LANES, Product, Rows, STEP_ELEMENTS, Sink, Softmax, TILE_ELEMENTS, Target,
 };
 use super::panels;
+use crate::cpu::tensor::BlockPanels;
 
 /// Plain Rust on any machine.
 pub(super) struct PortableEngine;
@@ -88,6 +89,11 @@ impl Engine for PortableEngine {
                 }
             }
         }
+    }
+
+    unsafe fn widen(blocks: &BlockPanels, index: usize, panel: *mut u16) {
+        // SAFETY: the caller's promise.
+        unsafe { panels::widen::<[i32; LANES]>(blocks, index, panel) }
     }
 
     unsafe fn transpose(tile: *mut u32) {

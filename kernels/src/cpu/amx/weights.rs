@@ -1,20 +1,36 @@
 //! The weights of a linear layer, packed once for the tile unit. Knows no checkpoint.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::buffer::AmxBuffer;
 use super::engine::{BLOCK_SIDE, Engine, Rows, STEP_ELEMENTS};
 use super::{Parallel, dispatch, panels};
+use crate::cpu::tensor::BlockPanels;
 
 /// `W (outputs, inputs)` of `y = x W^T + b`: panels of 32 outputs over all inputs, padded with zeros.
 pub struct AmxWeights {
     outputs: usize,
     inputs: usize,
-    panels: AmxBuffer,
+    source: PanelSource,
     bias: Option<AmxBuffer>,
 }
 
+/// Where panels are.
+pub(super) enum PanelSource {
+    /// In memory, one after the other.
+    Packed(AmxBuffer),
+    /// To be widened, two of 16 outputs each.
+    Blocks(BlockPanels),
+}
+
 impl AmxWeights {
+    /// Weights that are widened where they are multiplied.
+    pub(in crate::cpu) fn in_blocks(blocks: BlockPanels) -> Self {
+        Self { outputs: blocks.n, inputs: blocks.k, source: PanelSource::Blocks(blocks), bias: None }
+    }
+
     /// Packs `rows (outputs, inputs)`.
     pub fn pack(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> Self {
         assert_eq!(rows.len(), outputs * inputs, "weights must be (outputs, inputs)");
@@ -34,6 +50,11 @@ impl AmxWeights {
         self
     }
 
+    /// Whether they are widened where they are multiplied.
+    pub(super) fn are_in_blocks(&self) -> bool {
+        matches!(self.source, PanelSource::Blocks(_))
+    }
+
     /// Rows of `W`.
     pub fn outputs(&self) -> usize {
         self.outputs
@@ -46,7 +67,7 @@ impl AmxWeights {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.panels.bytes() + self.bias.as_ref().map_or(0, AmxBuffer::bytes)
+        self.source.bytes() + self.bias.as_ref().map_or(0, AmxBuffer::bytes)
     }
 
     /// Steps of the inner dimension.
@@ -54,18 +75,39 @@ impl AmxWeights {
         self.inputs.div_ceil(BLOCK_SIDE)
     }
 
-    /// Panel `index`, from its step `step` on.
+    /// Panels `range`, one after the other: in memory, or widened into `scratch`.
     ///
     /// # Safety
-    /// Both must exist.
-    pub(super) unsafe fn panel(&self, index: usize, step: usize) -> *const u16 {
-        // SAFETY: the caller names a step of a panel that exists.
-        unsafe { self.panels.pointer::<u16>().add((index * self.steps() + step) * STEP_ELEMENTS) }
+    /// They must exist, and the machine suit the engine.
+    pub(super) unsafe fn panels<E: Engine>(&self, range: Range<usize>, scratch: &mut AmxBuffer) -> *const u16 {
+        let elements = self.steps() * STEP_ELEMENTS;
+        match &self.source {
+            // SAFETY: the caller names a panel that exists.
+            PanelSource::Packed(panels) => unsafe { panels.pointer::<u16>().add(range.start * elements) },
+            PanelSource::Blocks(blocks) => {
+                scratch.reserve(range.len() * elements * size_of::<u16>());
+                let start = scratch.pointer::<u16>();
+                for (number, panel) in range.enumerate() {
+                    // SAFETY: the scratch has room for each, and the caller's promise.
+                    unsafe { E::widen(blocks, panel, start.add(number * elements)) }
+                }
+                start
+            }
+        }
     }
 
     /// The bias, padded to whole panels; null for none.
     pub(super) fn bias(&self) -> *const f32 {
         self.bias.as_ref().map_or(std::ptr::null(), |bias| bias.pointer())
+    }
+}
+
+impl PanelSource {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Packed(panels) => panels.bytes(),
+            Self::Blocks(blocks) => blocks.bytes(),
+        }
     }
 }
 
@@ -81,5 +123,5 @@ unsafe fn pack_with<E: Engine>(rows: &[bf16], outputs: usize, inputs: usize, par
             panels::pack_columns::<E>(source.band(index * BLOCK_SIDE), packed.pointer::<u16>().add(index * panel))
         }
     });
-    AmxWeights { outputs, inputs, panels: packed, bias: None }
+    AmxWeights { outputs, inputs, source: PanelSource::Packed(packed), bias: None }
 }

@@ -5,17 +5,15 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::{bf16, f16};
-
 use super::super::lanes::Element;
-use crate::{DType, HostTensor, KernelError};
+use crate::{DType, HostTensor, KernelError, Stored};
 
 /// A tensor in main memory, row-major; clones and rows share its elements.
 #[derive(Clone)]
 pub struct CpuTensor {
     dims: Vec<usize>,
     dtype: DType,
-    /// A `Vec` of elements of the type.
+    /// A `Vec` of elements of the type, or [`StoredRows`] that stand for them.
     values: Arc<dyn Any + Send + Sync>,
     /// Which of them are the tensor's.
     range: Range<usize>,
@@ -48,6 +46,32 @@ impl CpuTensor {
         dims[0] = end - start;
         let range = self.range.start + start * row..self.range.start + end * row;
         Self { dims, range, ..self.clone() }
+    }
+}
+
+/// Rows of a table as a checkpoint stores them, widened when they are asked for.
+pub(in super::super) struct StoredRows {
+    stored: Stored,
+    bytes: Vec<u8>,
+}
+
+impl StoredRows {
+    /// A copy of a table `(rows, columns)` in blocks, which computes as one of type `dtype` does.
+    pub(in super::super) fn table(host: &HostTensor<'_>, dtype: DType) -> CpuTensor {
+        let values = Arc::new(Self { stored: host.stored, bytes: host.bytes.to_vec() });
+        CpuTensor { dims: host.shape.to_vec(), dtype, values, range: 0..host.shape.iter().product() }
+    }
+
+    /// The rows of a table, if it is stored so.
+    pub(in super::super) fn of(table: &CpuTensor) -> Option<&Self> {
+        table.values.downcast_ref()
+    }
+
+    /// Writes row `row` of a table with as many columns as `to` has.
+    pub(in super::super) fn widen<E: Element>(&self, row: usize, to: &mut [E]) {
+        let shape = [to.len()];
+        let bytes = &self.bytes[self.stored.byte_range(row * to.len()..(row + 1) * to.len())];
+        convert_host(&HostTensor { stored: self.stored, shape: &shape, bytes }, 0, to);
     }
 }
 
@@ -87,25 +111,14 @@ pub(in super::super) fn cube(
     }
 }
 
-/// Checks that a checkpoint's tensor has the bytes that its shape wants.
-pub(in super::super) fn check_host(operation: &'static str, tensor: &HostTensor<'_>) -> Result<(), KernelError> {
-    let expected = tensor.shape.iter().product::<usize>() * tensor.dtype.size();
-    if tensor.bytes.len() == expected {
-        return Ok(());
-    }
-    let expected = format!("{expected} bytes for {:?} of {:?}", tensor.shape, tensor.dtype);
-    Err(KernelError::Shape { operation, expected, got: format!("{} bytes", tensor.bytes.len()) })
-}
-
 /// Converts elements `start..` of a checkpoint's tensor, as many as `to` takes.
 pub(in super::super) fn convert_host<E: Element>(tensor: &HostTensor<'_>, start: usize, to: &mut [E]) {
-    let width = tensor.dtype.size();
-    let from = tensor.bytes[start * width..][..to.len() * width].chunks_exact(width);
-    for (to, b) in to.iter_mut().zip(from) {
-        *to = E::narrow(match tensor.dtype {
-            DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-            DType::Bf16 => bf16::from_le_bytes([b[0], b[1]]).widen(),
-            DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
-        });
+    // Whole blocks of every format, which stay in the first-level cache.
+    const CONVERTED: usize = 1024;
+    let mut wide = [0.0; CONVERTED];
+    for (piece, to) in to.chunks_mut(CONVERTED).enumerate() {
+        let wide = &mut wide[..to.len()];
+        tensor.widen(start + piece * CONVERTED, wide);
+        to.iter_mut().zip(wide).for_each(|(to, value)| *to = E::narrow(*value));
     }
 }

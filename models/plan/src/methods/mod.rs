@@ -4,6 +4,7 @@
 mod auto;
 mod blockwise;
 mod exact;
+mod reusable;
 mod sparse;
 
 use std::str::FromStr;
@@ -18,7 +19,7 @@ pub use blockwise::{
     star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig},
 };
 pub use exact::{
-    chain::ChainConfig,
+    chain::{APPENDED_TOKENS, ChainConfig},
     dense::DenseConfig,
     ring::{RingConfig, RingLayout},
     ulysses::UlyssesConfig,
@@ -118,11 +119,15 @@ impl Method for MethodConfig {
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         answerable(request)?;
-        let mut plan = self.method().plan(request)?;
-        let rope_length = request.shape.rope.stands_for(plan.length(request.query.len()));
-        plan.shards.iter_mut().for_each(|shard| shard.rope_length = rope_length);
-        Ok(plan)
+        Ok(rotated(self.method().plan(request)?, request))
     }
+}
+
+/// The plan with its shards rotated for the length of all of it.
+fn rotated(mut plan: Plan, request: &PlanRequest) -> Plan {
+    let rope_length = request.shape.rope.stands_for(plan.length(request.query.len()));
+    plan.shards.iter_mut().for_each(|shard| shard.rope_length = rope_length);
+    plan
 }
 
 fn answerable(request: &PlanRequest) -> Result<(), PlanError> {

@@ -5,7 +5,7 @@ use super::super::{
     layer::{TRANSFORMERS, TensorNames},
 };
 
-const NAMES: TensorNames = TensorNames {
+const MIXTRAL_NAMES: TensorNames = TensorNames {
     style: "mixtral",
     router: "block_sparse_moe.gate",
     experts: "block_sparse_moe.experts",
@@ -28,7 +28,7 @@ pub(in super::super) const MIXTRAL_FAMILY: Family = Family {
         ("num_experts_per_tok", "2"),
     ],
     free_head_dim: true,
-    names: &NAMES,
+    names: &MIXTRAL_NAMES,
     about: "Mixtral 8x7B, 8x22B",
     ..PLAIN
 };

@@ -6,7 +6,10 @@ use actix_web::{
     HttpRequest, HttpResponse, post,
     web::{Data, block},
 };
-use asterism_actors::api::{JobRequest, Prompt, bounds};
+use asterism_actors::{
+    api::{JobRequest, Prompt, Reuse, bounds},
+    supervisor::is_continued,
+};
 use asterism_models::{ChatTurn, Ending, QuerySeparator, RenderOptions, Speaker, ToolCall, Tooling};
 use serde::de::DeserializeSeed;
 use serde_json::Value;
@@ -120,6 +123,9 @@ pub async fn about(
     if let Some(tools) = tools {
         hold_to_call(&mut asked, &tools)?;
         asked.shape.tools = Some(Arc::new(tools));
+    }
+    if is_continued(&turns) {
+        asked.job.reuse = Reuse::Likely;
     }
     let options = RenderOptions { variables, ..RenderOptions::on(date).ending(ending) };
     let split = block(move || match model.takes_tools() {

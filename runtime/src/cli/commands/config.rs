@@ -47,6 +47,7 @@ const OPTIONAL: &str = "\
 # [sessions]
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
 # [serving]
+# max_generating = 64                 # jobs that a query host generates at once; 64, or 256 where one is on a GPU
 # token_interval_ms = 25              # longest step of a query host, with which tokens follow each other; 25 on CPUs, 50 on GPUs
 # [api]
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none

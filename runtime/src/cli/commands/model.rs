@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use crate::{
     cli::output::{self, Table},
+    client::hub::{self, CachedModel, HubAccess, HubCache, HubClient, HubError, HubName, Pulled},
     cluster::size::grouped,
     error::{CliError, Exit},
     globals::{Format, Globals},
-    hub::{self, CachedModel, HubAccess, HubCache, HubClient, HubError, HubName, Pulled},
     processes::checkpoint,
 };
 

@@ -210,7 +210,7 @@ fn a_line_that_is_no_question_is_named_with_what_was_found() {
         ),
         (json!({"input_context": "a", "input_query": "b", "answer": [7]}), "answer has 7; expected a list of strings"),
         (json!({"input_context": "a", "input_query": "b", "answer": []}), "its answer is empty"),
-        (json!({"question": "a", "passage": "b"}), "its keys are passage, question;"),
+        (json!({"question": "a", "passage": "b"}), "its keys are question, passage;"),
         (json!({}), "its keys are none"),
         (json!([1]), "invalid type: sequence, expected a map"),
         (json!({"input": "a\n\nb", "outputs": "7"}), "invalid type: string \"7\", expected a sequence"),

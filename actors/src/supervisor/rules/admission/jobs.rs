@@ -37,11 +37,14 @@ impl AdmissionControl<'_> {
     ///
     /// # Errors
     /// When the id is another job's, the queue is full, the context has no room, or the session is not there.
-    pub fn submit(&self, number: u64, prepared: PreparedJob) -> Result<(u64, Decided), JobError> {
+    pub fn submit(&self, number: u64, mut prepared: PreparedJob) -> Result<(u64, Decided), JobError> {
         if let Some(job) = self.repeated(&prepared.id, prepared.fingerprint)? {
             return Ok((job, Decided::new(self.now, Vec::new(), Effect::Nothing)));
         }
         self.check_queue(&prepared)?;
+        if let (Source::Context(_), Some(refresh)) = (&prepared.source, &mut prepared.question.refresh_order) {
+            refresh.context = number;
+        }
         let mut changes = vec![self.cluster_record(number)];
         let submission = match &prepared.source {
             Source::Session(name) => {
@@ -58,6 +61,7 @@ impl AdmissionControl<'_> {
                 let facts = self.facts(&prepared, &self.contexts[session.context].prepared);
                 let mut job = Job::new((number, session.context), self.now, facts, &prepared);
                 job.key = self.contexts[session.context].prepared.key.clone();
+                job.progress.reused_tokens = job.facts.context_tokens;
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {

@@ -60,9 +60,11 @@ fn back_home(selection: &HostSelection, context: &Context) -> Option<Rebalance> 
 
 /// One shard of the context host that has the most to the one that has the fewest, where that makes both more alike.
 fn evened(selection: &HostSelection, sessions: &[&Context]) -> Option<Rebalance> {
-    let takes = |host: &usize| is_own(selection, *host) && selection.hosts.at(*host).takes_work();
+    let avoided = |host: usize| selection.config.avoid_stragglers && selection.hosts.at(host).pace.is_slow();
+    let takes = |host: &usize| is_own(selection, *host) && selection.hosts.at(*host).takes_work() && !avoided(*host);
     let able: Vec<usize> = (0..selection.config.hosts.len()).filter(takes).collect();
-    let shards = |host: usize| selection.contexts.load(host).shards;
+    // Those of jobs come and go.
+    let shards = |host: usize| sessions.iter().map(|context| context.shards_on(host)).sum::<usize>();
     let least = able.iter().copied().min_by_key(|host| (shards(*host), *host))?;
     let mut most: Vec<usize> = able.into_iter().filter(|host| shards(*host) >= shards(least) + 2).collect();
     most.sort_by_key(|host| Reverse(shards(*host)));

@@ -1,4 +1,4 @@
-//! What a host told of itself that nothing is decided by: where it is reached, what its links go over, its threads and clock.
+//! What a host told of itself: where it is reached, what its links go over, its threads, clock and GPU. Decides nothing.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,7 +6,7 @@ use asterism_transport::Endpoint;
 
 use crate::{
     api::DataLinks,
-    messages::{AnswerReading, LinkReport},
+    messages::{AnswerReading, GpuMemory, LinkReport},
     metric,
 };
 
@@ -28,6 +28,8 @@ pub struct HostReport {
     pub threads: Option<u64>,
     /// Seconds that its clock is ahead of this supervisor's.
     pub clock_offset_s: Option<f64>,
+    /// Memory of its GPU, whoever uses that.
+    pub gpu: Option<GpuMemory>,
     /// Its links to other hosts that are up.
     pub data_links: Vec<DataLinks>,
     /// What it had answered by then.
@@ -41,6 +43,7 @@ impl HostReport {
         Self {
             threads: (report.process.computing > 0).then_some(report.process.computing),
             clock_offset_s: (report.unix_s > 0.0 && apart.is_finite()).then_some(apart),
+            gpu: report.process.gpu,
             data_links: data_links(report),
             answered: report.answered,
         }

@@ -10,8 +10,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 /// A host is judged by at least so many pieces of work, and so many seconds.
 const LEAST_SAMPLES: f64 = 2.5;
 const LEAST_SECONDS: f64 = 0.2;
-/// How fast what a host was before follows what it is.
-const HISTORY: f64 = 0.02;
+/// In so long half of what a host was before is forgotten for what it is.
+const HISTORY_HALF_LIFE: Duration = Duration::from_secs(3600);
 
 /// What work is compared: phase 1 by method, or the answers of phase 2.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,13 +81,14 @@ impl Pace {
         }
         let is_slow = self.slow.as_ref().is_some_and(|(slow, ..)| *slow == kind);
         let evidence = self.kinds.entry(kind).or_default();
+        let passed = now.saturating_sub(evidence.at).as_secs_f64() / HISTORY_HALF_LIFE.as_secs_f64();
         *evidence = evidence.faded(now);
         (evidence.seconds, evidence.operations) = (evidence.seconds + seconds, evidence.operations + operations);
         (evidence.samples, evidence.at) = (evidence.samples + 1.0, now);
         // What it was stays what it was while it is slow.
         if let Some(pace) = evidence.pace(now).filter(|_| !is_slow) {
             let history = evidence.history.get_or_insert(pace);
-            *history += HISTORY * (pace - *history);
+            *history += (1.0 - 0.5_f64.powf(passed)) * (pace - *history);
         }
     }
 

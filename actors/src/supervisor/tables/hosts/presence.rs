@@ -84,13 +84,17 @@ impl Hosts {
     }
 
     /// Whether shards that have no host wait for context hosts that are being started: as long as more of these come than are there,
-    /// and for a bounded time, so that those that are there first do not take all of it for good.
-    pub fn awaits_return(&self, now: Duration, recovery: Recovery) -> bool {
+    /// and for a bounded time, so that those that are there first after a restart do not take all of it for good. What was
+    /// there before the others went takes over at once, and so do spares.
+    pub fn expects_return(&self, now: Duration, recovery: Recovery) -> bool {
         let own = |host: &&HostRecord| {
             host.rank(Role::Context, recovery) == Some(0) && host.kept.scheduling == Scheduling::Open
         };
-        let there = self.records.iter().filter(own).filter(|host| host.takes_work()).count();
-        there < self.records.iter().filter(own).filter(|host| self.is_coming(host, now)).count()
+        let coming = || self.records.iter().filter(own).filter(|host| self.is_coming(host, now));
+        let Some(first) = coming().map(|host| host.coming_since.unwrap_or(self.began)).min() else { return false };
+        let able = |host: &&HostRecord| host.rank(Role::Context, recovery).is_some_and(|rank| rank <= 1);
+        let there = || self.records.iter().filter(able).filter(|host| host.takes_work());
+        there().all(|host| host.ready_since > first) && there().count() < coming().count()
     }
 
     /// Whether a host is known to be started, and has not been for too long.

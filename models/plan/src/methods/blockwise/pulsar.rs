@@ -262,7 +262,7 @@ impl PulsarConfig {
     }
 
     /// Whether a block depends on nothing but the sink and its place: the rule of sessions, whose contexts may grow.
-    fn grows(&self, query: &[u32]) -> bool {
+    pub(crate) fn grows(&self, query: &[u32]) -> bool {
         let suits = self.heuristic == Heuristic::QueryAware && self.positions == Positions::Sparse;
         let unsaid = (self.summary_fraction, self.least_summary_tokens) == (None, None);
         let bare = self.summary_tokens.map_or(unsaid, |tokens| tokens == 0);

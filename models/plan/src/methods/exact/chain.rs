@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Tokens of a block where nobody says: of what is appended so much at most is encoded again with what it follows.
-const BLOCK_TOKENS: usize = 1024;
+pub const APPENDED_TOKENS: usize = 1024;
 
 /// A chain of blocks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,7 +39,7 @@ impl Method for ChainConfig {
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         let tokens = request.context.len();
-        let size = block_tokens(self.block_tokens.or(Some(BLOCK_TOKENS)), tokens, 1)?;
+        let size = block_tokens(self.block_tokens.or(Some(APPENDED_TOKENS)), tokens, 1)?;
         let blocks = tokens.div_ceil(size);
         let mut plan = bare_shards(self.name(), &PlanRequest { hosts: 1, ..*request }, size, vec![0; blocks]);
         plan.shards.iter_mut().for_each(|shard| shard.behind = shard.own.start as usize);

@@ -1,7 +1,7 @@
 //! What requests of this API have in common, whatever they ask about: how to answer. Reads no text.
 
 use asterism_actors::{
-    api::{JobRequest, bounds},
+    api::{JobRequest, Reuse, bounds},
     supervisor::ModelFront,
 };
 use asterism_plan::MethodConfig;
@@ -85,6 +85,9 @@ impl ParsedRequest {
         };
         job.session = fields.take("session_id")?;
         job.method = fields.value("attention").map(attention).transpose()?;
+        // Whoever names what is cached together asks about it again.
+        let named = fields.take::<String>("prompt_cache_key")?;
+        job.reuse = if named.is_some() { Reuse::Likely } else { Reuse::Exact };
         job.ignore_eos = fields.take("ignore_eos")?.unwrap_or(false);
         job.timeout_s = fields.take("timeout_s")?;
         job.template_date = fields.take("template_date")?;

@@ -62,7 +62,8 @@ fn of<B: BenchBackend>(backend: &B) -> Result<Ceiling, KernelError> {
 fn product<B: Backend>(backend: &B, size: usize) -> Result<f64, KernelError> {
     let shape = [size, size];
     let bytes: Vec<u8> = random(1, size * size).into_iter().flat_map(f32::to_le_bytes).collect();
-    let weight = backend.linear_weight(&[HostTensor { dtype: DType::F32, shape: &shape, bytes: &bytes }], &[])?;
+    let weight =
+        backend.linear_weight(&[HostTensor { stored: DType::F32.into(), shape: &shape, bytes: &bytes }], &[])?;
     let x = backend.cast(&backend.upload(&shape, &random(2, size * size))?)?;
     Ok(seconds(backend, REPEAT, || backend.linear(&x, &weight).map(drop))?.best_s)
 }

@@ -106,7 +106,7 @@ mod tests {
             "silent_s": 0.25, "cause": "its process ended",
         });
         let event: ClusterEvent = serde_json::from_value(event).unwrap();
-        let stated = "01:02:03 host_lost cause=\"its process ended\" host=context-0 reason=exited silent_s=0.250";
+        let stated = "01:02:03 host_lost host=context-0 reason=exited silent_s=0.250 cause=\"its process ended\"";
         assert_eq!(line(&event), stated);
     }
 }

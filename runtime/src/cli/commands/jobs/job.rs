@@ -121,6 +121,9 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("generated", format!("{} tokens", grouped(status.generated_tokens))),
         ("time", times(status)),
     ];
+    if status.reused_tokens > 0 {
+        lines.push(("reused", format!("{} tokens of the context, which hosts held", grouped(status.reused_tokens))));
+    }
     lines.extend(status.waiting.iter().map(|waiting| ("now", waiting.to_string())));
     lines.extend(status.session.iter().map(|session| ("session", session.clone())));
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));

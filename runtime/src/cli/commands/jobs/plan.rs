@@ -7,7 +7,7 @@ use asterism_actors::{
     api::{JobRequest, Prompt, SessionRequest},
     supervisor::{ModelFront, PlacementPolicy, SupervisorConfig},
 };
-use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, ModelShape, Plan, Refresh};
+use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, ModelShape, Plan, Refresh, exact_layers};
 use clap::Args;
 use serde::Serialize;
 
@@ -328,7 +328,7 @@ fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {
 /// Which layers are exact, of a model that has some with windows.
 fn windows(plan: &Plan, shape: &ModelShape) -> String {
     let ModelShape { layers, windowed_layers, window, .. } = *shape;
-    let [full, windowed] = plan.exact_layers(shape);
+    let [full, windowed] = exact_layers(plan, shape);
     let borders = match windowed {
         0 => ": at the beginning of a block, rows miss what the window reaches of the block before it",
         _ => "",

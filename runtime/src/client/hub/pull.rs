@@ -9,7 +9,7 @@ use super::{
     client::{HubClient, HubFile, Revision},
     download::{Download, blob_hash, make_folder},
     error::HubError,
-    meter::Meter,
+    meter::PullMeter,
     name::HubName,
 };
 
@@ -43,7 +43,7 @@ pub fn pull(client: &HubClient, cache: &HubCache, name: &HubName, quiet: bool) -
         files.iter().map(|file| Download { client, cache, name, commit, file }).collect();
     let missing = downloads.iter().map(Download::missing).sum();
     check_room(cache, missing)?;
-    let mut meter = Meter::new(quiet, missing);
+    let mut meter = PullMeter::new(quiet, missing);
     let mut fetched = 0;
     for download in &downloads {
         fetched += usize::from(download.run(&mut meter)?);

@@ -14,7 +14,7 @@ use super::{
     cache::HubCache,
     client::{BlobHash, HubClient, HubFile},
     error::HubError,
-    meter::Meter,
+    meter::PullMeter,
     name::HubName,
 };
 
@@ -57,7 +57,7 @@ impl Download<'_> {
     }
 
     /// Fetches what is missing, and links the snapshot to it. Whether anything was.
-    pub fn run(&self, meter: &mut Meter) -> Result<bool, HubError> {
+    pub fn run(&self, meter: &mut PullMeter) -> Result<bool, HubError> {
         let fetched = match self.blob().exists() {
             true => false,
             false => self.fetch_alone(meter)?,
@@ -67,7 +67,7 @@ impl Download<'_> {
     }
 
     /// Waits for whoever else fetches it, and does so itself unless it is there then.
-    fn fetch_alone(&self, meter: &mut Meter) -> Result<bool, HubError> {
+    fn fetch_alone(&self, meter: &mut PullMeter) -> Result<bool, HubError> {
         let path = self.cache.lock(&self.name.repository, self.file.hash.digits());
         make_folder(path.parent().unwrap_or(Path::new("")))?;
         make_folder(&self.blobs())?;
@@ -89,7 +89,7 @@ impl Download<'_> {
         Ok(true)
     }
 
-    fn fetch(&self, meter: &mut Meter) -> Result<(), HubError> {
+    fn fetch(&self, meter: &mut PullMeter) -> Result<(), HubError> {
         let path = self.incomplete();
         let mut part = Part::open(&path, &self.file.hash, self.file.bytes)?;
         let (mut tries, mut pause) = (0, PAUSE);
@@ -116,7 +116,7 @@ impl Download<'_> {
     }
 
     /// One transfer, up to the file's end or its own; why it ended.
-    fn more(&self, part: &mut Part, meter: &mut Meter) -> Result<String, HubError> {
+    fn more(&self, part: &mut Part, meter: &mut PullMeter) -> Result<String, HubError> {
         let (mut bytes, goes_on) = self.client.bytes(self.name, self.commit, self.file, part.bytes)?;
         if part.bytes > 0 && !goes_on {
             meter.take_back(part.bytes);
@@ -153,7 +153,7 @@ impl Download<'_> {
     }
 
     /// Makes a part that is whole a blob.
-    fn keep(&self, part: Part, meter: &mut Meter) -> Result<(), HubError> {
+    fn keep(&self, part: Part, meter: &mut PullMeter) -> Result<(), HubError> {
         let (got, length) = (part.digest(), part.bytes);
         if got != self.file.hash.digits() {
             part.discard()?;
@@ -202,6 +202,9 @@ impl Part {
     fn open(path: &Path, hash: &BlobHash, whole: u64) -> Result<Self, HubError> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = file.map_err(HubError::disk(path))?;
+        if !file.metadata().map_err(HubError::disk(path))?.is_file() {
+            return Err(HubError::disk(path)(io::Error::other("it is no regular file; remove it")));
+        }
         let fresh = match hash {
             BlobHash::Sha256(_) => Context::new(&SHA256),
             BlobHash::Git(_) => {

@@ -23,15 +23,15 @@ use crate::{
 
 /// The hub that is asked where the environment names no other.
 const ENDPOINT: &str = "https://huggingface.co";
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const HUB_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For an answer to begin.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// For one answer's bytes: a transfer that takes longer goes on in another.
-const BODY_TIMEOUT: Duration = Duration::from_secs(600);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest list of files.
 const LONGEST_LISTING: u64 = 64 << 20;
 /// Most files of a repository.
-const MOST_FILES: usize = 100_000;
+const MOST_LISTED_FILES: usize = 100_000;
 
 /// Where systems keep the authorities that they trust.
 const AUTHORITIES: [&str; 4] = [
@@ -154,9 +154,9 @@ impl HubClient {
         };
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(HUB_CONNECT_TIMEOUT))
             .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_recv_body(Some(BODY_TIMEOUT));
+            .timeout_recv_body(Some(TRANSFER_TIMEOUT));
         Ok(Self { endpoint, token: token(access)?, agent: agent(config.build(), trust.as_ref()) })
     }
 
@@ -181,8 +181,8 @@ impl HubClient {
             serde_json::from_slice(&text).map_err(|error| unreadable(format!("no list of files: {error}")))?;
         let commit = sha.filter(|sha| BlobHash::of(sha).is_some());
         let commit = commit.ok_or_else(|| unreadable("it names no commit (sha)".to_owned()))?;
-        if siblings.len() > MOST_FILES {
-            return Err(unreadable(format!("{} files, at most {MOST_FILES} are expected", siblings.len())));
+        if siblings.len() > MOST_LISTED_FILES {
+            return Err(unreadable(format!("{} files, at most {MOST_LISTED_FILES} are expected", siblings.len())));
         }
         if let Some(file) = siblings.iter().find(|file| !is_file(&file.rfilename)) {
             return Err(unreadable(format!("{:?} is no name of a file", file.rfilename)));

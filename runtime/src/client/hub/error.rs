@@ -8,7 +8,9 @@ use crate::error::{CliError, Exit};
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// It wants to know who asks, or does not let her.
-    #[error("the hub refuses {what} (HTTP {status}): the model is private or gated, or the token is not right")]
+    #[error(
+        "the hub refuses {what} (HTTP {status}): it is private or gated, or there is no such model, or the token is not right"
+    )]
     Refused {
         /// What was asked for.
         what: String,

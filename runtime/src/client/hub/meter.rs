@@ -14,7 +14,7 @@ const SILENT: Duration = Duration::from_secs(2);
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Counts bytes.
-pub struct Meter {
+pub struct PullMeter {
     quiet: bool,
     started: Instant,
     stated: Option<Instant>,
@@ -23,7 +23,7 @@ pub struct Meter {
     done: u64,
 }
 
-impl Meter {
+impl PullMeter {
     /// Of so many bytes in all.
     pub fn new(quiet: bool, total: u64) -> Self {
         Self { quiet, started: Instant::now(), stated: None, bar: None, total, done: 0 }
@@ -73,7 +73,7 @@ impl Meter {
     }
 }
 
-impl Drop for Meter {
+impl Drop for PullMeter {
     fn drop(&mut self) {
         self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }

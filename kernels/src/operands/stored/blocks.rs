@@ -1,0 +1,200 @@
+//! The formats of blocks: their names, sizes, and what a block's bytes come to as numbers.
+
+use std::fmt;
+
+use half::f16;
+
+use super::{SUB, sub_block};
+
+/// Weights that share scales, as ggml lays them out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockFormat {
+    /// 4 bits, a scale for 32.
+    Q4_0,
+    /// 4 bits, a scale and a minimum for 32.
+    Q4_1,
+    /// 5 bits, a scale for 32.
+    Q5_0,
+    /// 5 bits, a scale and a minimum for 32.
+    Q5_1,
+    /// 8 bits, a scale for 32.
+    Q8_0,
+    /// 2 bits, scales and minima of 4 bits for 16, of which 256 share a factor.
+    Q2K,
+    /// 3 bits, scales of 6 bits for 16, of which 256 share a factor.
+    Q3K,
+    /// 4 bits, scales and minima of 6 bits for 32, of which 256 share a factor.
+    Q4K,
+    /// 5 bits, scales and minima of 6 bits for 32, of which 256 share a factor.
+    Q5K,
+    /// 6 bits, scales of 8 bits for 16, of which 256 share a factor.
+    Q6K,
+    /// 4 bits that choose one of 16 values, a scale for 32.
+    Iq4Nl,
+    /// 4 bits that choose one of 16 values, scales of 6 bits for 32, of which 256 share a factor.
+    Iq4Xs,
+    /// 4-bit floats, a power of two for 32.
+    Mxfp4,
+}
+
+use BlockFormat as B;
+
+impl BlockFormat {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        B::Q4_0,
+        B::Q4_1,
+        B::Q5_0,
+        B::Q5_1,
+        B::Q8_0,
+        B::Q2K,
+        B::Q3K,
+        B::Q4K,
+        B::Q5K,
+        B::Q6K,
+        B::Iq4Nl,
+        B::Iq4Xs,
+        B::Mxfp4,
+    ];
+
+    /// As ggml calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            B::Q4_0 => "Q4_0",
+            B::Q4_1 => "Q4_1",
+            B::Q5_0 => "Q5_0",
+            B::Q5_1 => "Q5_1",
+            B::Q8_0 => "Q8_0",
+            B::Q2K => "Q2_K",
+            B::Q3K => "Q3_K",
+            B::Q4K => "Q4_K",
+            B::Q5K => "Q5_K",
+            B::Q6K => "Q6_K",
+            B::Iq4Nl => "IQ4_NL",
+            B::Iq4Xs => "IQ4_XS",
+            B::Mxfp4 => "MXFP4",
+        }
+    }
+
+    /// Elements of a block.
+    pub fn elements(self) -> usize {
+        match self {
+            B::Q2K | B::Q3K | B::Q4K | B::Q5K | B::Q6K | B::Iq4Xs => 256,
+            _ => SUB,
+        }
+    }
+
+    /// Bytes of a block.
+    pub fn bytes(self) -> usize {
+        match self {
+            B::Q4_0 | B::Iq4Nl => 18,
+            B::Q4_1 => 20,
+            B::Q5_0 => 22,
+            B::Q5_1 => 24,
+            B::Q8_0 => 34,
+            B::Q2K => 84,
+            B::Q3K => 110,
+            B::Q4K => 144,
+            B::Q5K => 176,
+            B::Q6K => 210,
+            B::Iq4Xs => 136,
+            B::Mxfp4 => 17,
+        }
+    }
+
+    /// Where in a block its factors of 16 bits stand, of scales and of minima.
+    pub(crate) fn factors(self) -> &'static [usize] {
+        match self {
+            B::Q4_0 | B::Q5_0 | B::Q8_0 | B::Iq4Nl | B::Iq4Xs => &[0],
+            B::Q4_1 | B::Q5_1 | B::Q4K | B::Q5K => &[0, 2],
+            B::Q2K => &[80, 82],
+            B::Q3K => &[108],
+            B::Q6K => &[208],
+            B::Mxfp4 => &[],
+        }
+    }
+
+    /// Writes what blocks stand for: `to` is as many elements as `bytes` has.
+    ///
+    /// # Panics
+    /// Where the two do not fit, or are no whole blocks.
+    pub fn dequantize(self, bytes: &[u8], to: &mut [f32]) {
+        assert!(to.len().is_multiple_of(self.elements()) && bytes.len() == to.len() / self.elements() * self.bytes());
+        for (block, to) in bytes.chunks_exact(self.bytes()).zip(to.chunks_exact_mut(self.elements())) {
+            for (sub, to) in to.chunks_exact_mut(SUB).enumerate() {
+                sub_block(self, block, sub).write(self.values(), to);
+            }
+        }
+    }
+
+    /// The first element whose scales are no numbers, and one that they make so.
+    pub fn first_not_finite(self, bytes: &[u8]) -> Option<(usize, f32)> {
+        let factor = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let wrong = |block: &[u8]| match self {
+            B::Mxfp4 => (block[0] == u8::MAX).then_some(f32::NAN),
+            _ => self.factors().iter().map(|at| factor(block, *at)).find(|factor| !factor.is_finite()),
+        };
+        let mut blocks = bytes.chunks_exact(self.bytes()).enumerate();
+        blocks.find_map(|(at, block)| wrong(block).map(|got| (at * self.elements(), got)))
+    }
+
+    /// Gives every block of `bytes` factors as large as `factor`: what is drawn at random becomes weights.
+    pub fn set_factors(self, bytes: &mut [u8], factor: f32) {
+        for block in bytes.chunks_exact_mut(self.bytes()) {
+            for at in self.factors() {
+                block[*at..at + 2].copy_from_slice(&f16::from_f32(factor).to_le_bytes());
+            }
+            if self == B::Mxfp4 {
+                block[0] = (factor.to_bits() >> 23) as u8;
+            }
+        }
+    }
+
+    /// What codes stand for before they are scaled.
+    pub(crate) fn values(self) -> &'static [i8; 256] {
+        match self {
+            B::Iq4Nl | B::Iq4Xs => &UNEVEN,
+            B::Mxfp4 => &FLOATS,
+            B::Q4_0 => &LESS_8,
+            B::Q5_0 => &LESS_16,
+            B::Q6K => &LESS_32,
+            B::Q3K => &LESS_4,
+            _ => &AS_THEY_ARE,
+        }
+    }
+}
+
+impl fmt::Display for BlockFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// ggml's `kvalues_iq4nl`.
+static UNEVEN: [i8; 256] = listed([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
+/// Twice what the sixteen floats of 4 bits (E2M1) are.
+static FLOATS: [i8; 256] = listed([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
+static AS_THEY_ARE: [i8; 256] = less(0);
+static LESS_4: [i8; 256] = less(4);
+static LESS_8: [i8; 256] = less(8);
+static LESS_16: [i8; 256] = less(16);
+static LESS_32: [i8; 256] = less(32);
+
+const fn listed(values: [i8; 16]) -> [i8; 256] {
+    let (mut all, mut code) = ([0; 256], 0);
+    while code < 16 {
+        all[code] = values[code];
+        code += 1;
+    }
+    all
+}
+
+/// Codes less an offset; those of 8 bits are signed.
+const fn less(offset: i8) -> [i8; 256] {
+    let (mut all, mut code) = ([0; 256], 0);
+    while code < 256 {
+        all[code] = (code as u8 as i8).wrapping_sub(offset);
+        code += 1;
+    }
+    all
+}

@@ -1,0 +1,123 @@
+//! Blocks against what the published `gguf` package makes of them (`kernels/tests/quantised.py`).
+
+use asterism_kernels::prelude::*;
+use asterism_kernels::{BlockFormat, Cpu, CpuOptions, DType, HostTensor, KernelChoice, Stored};
+use proptest::prelude::*;
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+#[test]
+fn every_format_has_the_values_that_are_published() {
+    let published = include_str!("quantised.txt");
+    let mut seen = 0;
+    for line in published.lines() {
+        let mut words = line.split(' ');
+        let (name, bytes, values) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+        let format = BlockFormat::ALL.into_iter().find(|format| format.name() == name).unwrap();
+        let expected: Vec<f32> =
+            unhex(values).chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+        let mut got = vec![0.0; expected.len()];
+        format.dequantize(&unhex(bytes), &mut got);
+        assert!(expected.iter().any(|value| *value != 0.0) && got == expected, "{name}: {got:?}, not {expected:?}");
+        seen += 1;
+    }
+    assert_eq!(seen, BlockFormat::ALL.len());
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_have_no_bytes() {
+    let q4 = Stored::Blocks(BlockFormat::Q4K);
+    assert_eq!((q4.bytes_of(512), q4.bytes_of(100), q4.bytes_of(0)), (Some(288), None, Some(0)));
+    assert_eq!((Stored::from(DType::Bf16).bytes_of(3), Stored::from(DType::F32).bytes_of(usize::MAX)), (Some(6), None));
+    assert_eq!(q4.byte_range(256..768), 144..432);
+}
+
+/// Blocks at random, with factors that weights have.
+fn drawn(format: BlockFormat, elements: usize, mut state: u64) -> Vec<u8> {
+    let mut draw = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let mut bytes: Vec<u8> = (0..elements / format.elements() * format.bytes()).map(|_| draw()).collect();
+    format.set_factors(&mut bytes, 0.004);
+    bytes
+}
+
+fn widened(format: BlockFormat, bytes: &[u8]) -> Vec<u8> {
+    let mut values = vec![0.0; bytes.len() / format.bytes() * format.elements()];
+    format.dequantize(bytes, &mut values);
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn every_cpu() -> Vec<Cpu> {
+    let sets = [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
+    let each = sets.into_iter().flat_map(|kernels| [DType::F32, DType::Bf16].map(|dtype| (kernels, dtype)));
+    each.filter_map(|(kernels, dtype)| Cpu::new(CpuOptions { dtype, threads: Some(2), kernels }).ok()).collect()
+}
+
+#[test]
+fn products_by_blocks_are_those_by_their_numbers_to_the_last_bit() {
+    let k = 512;
+    for (at, format) in BlockFormat::ALL.into_iter().enumerate() {
+        // Two formats beside each other; the last part fills no panel.
+        let formats = [format, BlockFormat::ALL[(at + 5) % BlockFormat::ALL.len()]];
+        let shapes = [[96, k], [41, k]];
+        let blocks = [0, 1].map(|at| drawn(formats[at], shapes[at][0] * k, 7 + at as u64));
+        let plain = [0, 1].map(|at| widened(formats[at], &blocks[at]));
+        let stored =
+            [0, 1].map(|at| HostTensor { stored: Stored::Blocks(formats[at]), shape: &shapes[at], bytes: &blocks[at] });
+        let numbers = [0, 1].map(|at| HostTensor { stored: DType::F32.into(), shape: &shapes[at], bytes: &plain[at] });
+        for cpu in every_cpu() {
+            let linears = [&stored, &numbers].map(|parts| cpu.linear_weight(parts, &[]).unwrap());
+            for rows in [1, 3, 40, 300] {
+                let x: Vec<f32> = (0..rows * k).map(|at| ((at * 37 + 11) % 101) as f32 / 50.0 - 1.0).collect();
+                let x = cpu.cast(&cpu.upload(&[rows, k], &x).unwrap()).unwrap();
+                let [got, expected] =
+                    linears.each_ref().map(|linear| cpu.download(&cpu.linear(&x, linear).unwrap()).unwrap());
+                assert!(
+                    got.iter().all(|y| y.is_finite()) && got == expected,
+                    "{formats:?}, {rows} rows: {}",
+                    cpu.numerics()
+                );
+                let last = cpu.narrow(&x, 0, rows - 1, rows).unwrap();
+                let alone = cpu.download(&cpu.linear(&last, &linears[0]).unwrap()).unwrap();
+                assert_eq!(alone, got[(rows - 1) * 137..], "{formats:?}: a row alone: {}", cpu.numerics());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_table_in_blocks_are_those_of_its_numbers() {
+    for format in BlockFormat::ALL {
+        let (shape, bytes) = ([7, 256], drawn(format, 7 * 256, 3));
+        let numbers = widened(format, &bytes);
+        for cpu in every_cpu() {
+            let stored = HostTensor { stored: Stored::Blocks(format), shape: &shape, bytes: &bytes };
+            let plain = HostTensor { stored: DType::F32.into(), shape: &shape, bytes: &numbers };
+            let rows = [stored, plain].map(|table| cpu.embed(&cpu.weight(table).unwrap(), &[6, 0, 3]).unwrap());
+            let [got, expected] = rows.map(|rows| cpu.download(&rows).unwrap());
+            assert_eq!(got, expected, "{format}: {}", cpu.numerics());
+        }
+    }
+}
+
+proptest! {
+    /// Whatever the bytes are, a block that is said to be finite is, and one that is not names an element of it.
+    #[test]
+    fn scales_that_are_no_numbers_are_found(at in 0..BlockFormat::ALL.len(), seed in any::<u64>()) {
+        let format = BlockFormat::ALL[at];
+        let mut state = seed;
+        let mut draw = || { state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407); (state >> 33) as u8 };
+        let bytes: Vec<u8> = (0..3 * format.bytes()).map(|_| draw()).collect();
+        let mut values = vec![0.0; 3 * format.elements()];
+        format.dequantize(&bytes, &mut values);
+        let wrong = values.iter().position(|value| !value.is_finite());
+        match format.first_not_finite(&bytes) {
+            None => prop_assert_eq!(wrong, None),
+            Some((element, _)) => prop_assert!(wrong.is_none_or(|wrong| wrong / format.elements() == element / format.elements())),
+        }
+    }
+}

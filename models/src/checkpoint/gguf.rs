@@ -1,0 +1,90 @@
+//! A model in GGUF: one file, or one cut into parts. What its metadata says of shape, tokenizer and template is put into the words of a
+//! Hugging Face folder, and its tensors get the names that transformers has for them; the rest of this program knows no difference.
+
+mod configuration;
+mod header;
+mod metadata;
+mod names;
+pub(crate) mod patterns;
+mod split;
+mod tokenizer;
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+use super::{
+    Checkpoint,
+    chat_files::ChatFiles,
+    weights::{TensorEntry, WeightFile},
+};
+use crate::{ModelConfig, ModelError};
+use header::Header;
+use metadata::Metadata;
+pub(super) use names::name_in_file;
+
+/// What a file cannot be read for: the file, the field, what it is and what it should be.
+fn refused(path: &str, field: impl Into<String>, got: impl Into<String>, expected: impl Into<String>) -> ModelError {
+    // What a file says of itself may be as long as the file.
+    const LONGEST_WORDS: usize = 200;
+    let clipped = |words: String| match words.char_indices().nth(LONGEST_WORDS) {
+        Some((end, _)) => format!("{}...", &words[..end]),
+        None => words,
+    };
+    let (field, got) = (clipped(field.into()), clipped(got.into()));
+    ModelError::Gguf { path: path.to_owned(), field, got, expected: expected.into() }
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file; of one that was cut into parts, any.
+    pub(super) fn open_gguf(named: &Path) -> Result<Self, ModelError> {
+        let paths = split::parts(named)?;
+        let files: Vec<(String, WeightFile)> = paths
+            .iter()
+            .map(|path| Ok((path.display().to_string(), WeightFile::map(path)?)))
+            .collect::<Result<_, ModelError>>()?;
+        let headers: Vec<Header<'_>> =
+            files.iter().map(|(path, file)| Header::read(path, file.bytes())).collect::<Result<_, _>>()?;
+        split::check(&files, &headers)?;
+        let read = read(&files, &headers)?;
+        let name = split::stem(named);
+        let Read { config, family, tensors, tokenizer, tokenizer_config } = read;
+        Ok(Self {
+            name,
+            config,
+            family,
+            files,
+            tensors,
+            tokenizer: tokenizer.to_string().into_bytes(),
+            tokenizer_config: Some(tokenizer_config.to_string().into_bytes()),
+            chat: ChatFiles::default(),
+            gguf: true,
+            scheme: None,
+        })
+    }
+}
+
+/// What parts of a file come to.
+struct Read {
+    config: ModelConfig,
+    family: String,
+    tensors: BTreeMap<String, (usize, TensorEntry)>,
+    tokenizer: Value,
+    tokenizer_config: Value,
+}
+
+fn read(files: &[(String, WeightFile)], headers: &[Header<'_>]) -> Result<Read, ModelError> {
+    let metadata = Metadata::new(&files[0].0, &headers[0]);
+    let architecture = names::architecture(&metadata)?;
+    let tensors = names::tensors(files, headers, architecture, &metadata)?;
+    let shape = |name: &str| tensors.get(name).map(|(_, entry)| entry.shape.as_slice());
+    let factors = |name: &str| {
+        let numbered = headers.iter().zip(files).find_map(|(header, file)| Some((header.tensor(name)?, file)));
+        numbered.map(|(tensor, (path, file))| tensor.floats(path, file.bytes())).transpose()
+    };
+    let json = configuration::config_json(&metadata, architecture, &shape, &factors)?;
+    let config = ModelConfig::from_json(json.to_string().as_bytes(), None)?;
+    let (tokenizer, tokenizer_config) = tokenizer::files(&metadata, config.vocab)?;
+    let family = architecture.model_type.to_owned();
+    Ok(Read { config, family, tensors, tokenizer, tokenizer_config })
+}
