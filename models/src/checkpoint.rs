@@ -6,7 +6,7 @@ pub(crate) mod digest;
 mod disk;
 mod embedded;
 mod folder;
-mod gguf;
+pub(crate) mod gguf;
 mod hash_cache;
 mod hashing;
 mod quantised;
@@ -25,8 +25,7 @@ use chat_files::ChatFiles;
 use disk::{optional, present, regular};
 pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
-pub(crate) use gguf::patterns;
-use quantised::Scheme;
+use quantised::scheme::Scheme;
 pub use random::KnownShape;
 use sniffed::ForeignFormat;
 pub use weights::Weight;
@@ -187,16 +186,6 @@ impl Checkpoint {
         Ok(weight.arranged(entry.arrangement))
     }
 
-    /// A tensor of a GGUF file that is not as the metadata has it.
-    fn unfit(&self, file: usize, name: &str, got: String, expected: &[usize]) -> ModelError {
-        ModelError::Gguf {
-            path: self.files[file].0.clone(),
-            field: format!("tensor {}", gguf::name_in_file(name)),
-            got,
-            expected: format!("{expected:?} by the metadata, the innermost axis last"),
-        }
-    }
-
     /// Whether the weights have a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.find(name).is_some() || self.has_quantised(name)
@@ -229,7 +218,7 @@ impl Checkpoint {
             Some((element, got)) => {
                 let file = self.find(name).map_or(0, |(file, _)| *file);
                 let file = self.files[file].0.clone();
-                let tensor = if self.gguf { gguf::name_in_file(name) } else { name.to_owned() };
+                let tensor = self.name_in_weights(name);
                 Err(ModelError::WeightNotFinite { file, tensor, element, got })
             }
         }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use half::{bf16, f16};
+use half::bf16;
 
 use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, WriteMark};

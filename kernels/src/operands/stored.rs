@@ -8,12 +8,10 @@ use std::fmt;
 use std::ops::Range;
 
 pub use blocks::BlockFormat;
+pub(crate) use blocks::SUB;
 pub(crate) use codes::sub_block;
 
 use crate::DType;
-
-/// Inputs of a sub-block: what is decoded at a time.
-pub(crate) const SUB: usize = 32;
 
 /// Storage type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

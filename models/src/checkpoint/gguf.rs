@@ -6,6 +6,7 @@ mod header;
 mod metadata;
 mod names;
 pub(crate) mod patterns;
+mod refusal;
 mod split;
 mod tokenizer;
 
@@ -21,19 +22,8 @@ use super::{
 use crate::{ModelConfig, ModelError};
 use header::Header;
 use metadata::Metadata;
-pub(super) use names::name_in_file;
-
-/// What a file cannot be read for: the file, the field, what it is and what it should be.
-fn refused(path: &str, field: impl Into<String>, got: impl Into<String>, expected: impl Into<String>) -> ModelError {
-    // What a file says of itself may be as long as the file.
-    const LONGEST_WORDS: usize = 200;
-    let clipped = |words: String| match words.char_indices().nth(LONGEST_WORDS) {
-        Some((end, _)) => format!("{}...", &words[..end]),
-        None => words,
-    };
-    let (field, got) = (clipped(field.into()), clipped(got.into()));
-    ModelError::Gguf { path: path.to_owned(), field, got, expected: expected.into() }
-}
+use names::name_in_file;
+use refusal::refused;
 
 impl Checkpoint {
     /// Opens a GGUF file; of one that was cut into parts, any.
@@ -61,6 +51,17 @@ impl Checkpoint {
             gguf: true,
             scheme: None,
         })
+    }
+
+    /// What the weights call a tensor.
+    pub(super) fn name_in_weights(&self, name: &str) -> String {
+        if self.gguf { name_in_file(name) } else { name.to_owned() }
+    }
+
+    /// A tensor of a GGUF file that is not as the metadata has it.
+    pub(super) fn unfit(&self, file: usize, name: &str, got: String, expected: &[usize]) -> ModelError {
+        let expected = format!("{expected:?} by the metadata, the innermost axis last");
+        refused(&self.files[file].0, format!("tensor {}", name_in_file(name)), got, expected)
     }
 }
 

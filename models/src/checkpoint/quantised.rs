@@ -3,24 +3,20 @@
 
 mod four_bits;
 mod fp8;
-mod scheme;
+mod layer;
+mod refusal;
+pub(super) mod scheme;
 
 use safetensors::Dtype;
 
 use super::{
     Checkpoint,
-    weights::{EntryType, TensorEntry, Weight},
+    weights::{EntryType, Weight},
 };
 use crate::ModelError;
-pub(super) use scheme::Scheme;
-use scheme::{FourBits, Scales};
-
-const CONFIG: &str = "config.json";
-
-/// Why a folder's quantisation is not read.
-fn refused(path: &str, field: impl Into<String>, got: impl Into<String>, expected: impl Into<String>) -> ModelError {
-    ModelError::Quantised { path: path.to_owned(), field: field.into(), got: got.into(), expected: expected.into() }
-}
+use layer::Layer;
+use refusal::{CONFIG, refused};
+use scheme::Scheme;
 
 /// Tensors that stand for one, by what follows the name of the layer.
 const PARTS: [&str; 10] = [
@@ -35,21 +31,6 @@ const PARTS: [&str; 10] = [
     "weight_zero_point",
     "weight_g_idx",
 ];
-
-/// Tensors of one layer.
-struct Layer<'a> {
-    checkpoint: &'a Checkpoint,
-    /// Its name.
-    name: &'a str,
-}
-
-/// One of them.
-struct Part<'a> {
-    name: String,
-    path: &'a str,
-    entry: &'a TensorEntry,
-    bytes: &'a [u8],
-}
 
 impl Checkpoint {
     /// A linear layer's weight `(n, k)` of a quantised folder, if it is stored quantised.
@@ -101,57 +82,5 @@ impl Checkpoint {
         };
         let expected = format!("{sought} among the weights: take configuration and weights of one model");
         if found { Ok(()) } else { Err(refused(CONFIG, "quantization_config", scheme.name(), expected)) }
-    }
-}
-
-impl<'a> Layer<'a> {
-    fn part(&self, part: &str) -> Option<Part<'a>> {
-        let name = format!("{}.{part}", self.name);
-        let (file, entry) = self.checkpoint.find(&name)?;
-        let (path, file) = &self.checkpoint.files[*file];
-        Some(Part { name, path, entry, bytes: &file.bytes()[entry.bytes.clone()] })
-    }
-
-    /// A part that must be there.
-    fn needed(&self, part: &str, beside: &Part<'_>) -> Result<Part<'a>, ModelError> {
-        let missing = || {
-            refused(
-                beside.path,
-                format!("tensor {}.{part}", self.name),
-                "missing",
-                format!("it beside {}", beside.name),
-            )
-        };
-        self.part(part).ok_or_else(missing)
-    }
-}
-
-impl Part<'_> {
-    fn refuses(&self, got: impl Into<String>, expected: impl Into<String>) -> ModelError {
-        refused(self.path, format!("tensor {}", self.name), got, expected)
-    }
-
-    /// Checks its shape.
-    fn of_shape(&self, expected: &[usize], why: &str) -> Result<(), ModelError> {
-        match self.entry.shape == expected {
-            true => Ok(()),
-            false => Err(self.refuses(format!("of shape {:?}", self.entry.shape), format!("{expected:?} by {why}"))),
-        }
-    }
-
-    /// Its numbers, which are plain.
-    fn floats(&self) -> Result<Vec<f32>, ModelError> {
-        let (shape, stored) = (&self.entry.shape, self.entry.stored(&self.name)?);
-        Ok(asterism_kernels::HostTensor { stored, shape, bytes: self.bytes }.values())
-    }
-
-    /// Its 32-bit words.
-    fn words(&self) -> Result<Vec<u32>, ModelError> {
-        match self.entry.stored {
-            EntryType::Safetensors(Dtype::I32 | Dtype::U32) => {
-                Ok(self.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
-            }
-            other => Err(self.refuses(format!("stored as {other:?}"), "I32")),
-        }
     }
 }

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
-use crate::checkpoint::patterns::QWEN2_PATTERN;
+use crate::checkpoint::gguf::patterns::QWEN2_PATTERN;
 
 /// Model families that have a class of their own, whatever tokenizer_config.json says.
 const OWN: [(&str, &str); 1] = [("qwen2", "Qwen2Tokenizer")];

@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokenizers::ModelWrapper;
 
 use super::steps::Steps;
-use crate::checkpoint::patterns::{
+use crate::checkpoint::gguf::patterns::{
     GPT2_PATTERN, GPT4O_PATTERN, LLAMA3_PATTERN, NEMO_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN,
 };
 

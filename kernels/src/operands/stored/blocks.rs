@@ -4,7 +4,8 @@ use std::fmt;
 
 use half::f16;
 
-use super::{SUB, sub_block};
+/// Elements of a sub-block: what is decoded at a time.
+pub(crate) const SUB: usize = 32;
 
 /// Weights that share scales, as ggml lays them out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,19 +112,6 @@ impl BlockFormat {
             B::Q3K => &[108],
             B::Q6K => &[208],
             B::Mxfp4 => &[],
-        }
-    }
-
-    /// Writes what blocks stand for: `to` is as many elements as `bytes` has.
-    ///
-    /// # Panics
-    /// Where the two do not fit, or are no whole blocks.
-    pub fn dequantize(self, bytes: &[u8], to: &mut [f32]) {
-        assert!(to.len().is_multiple_of(self.elements()) && bytes.len() == to.len() / self.elements() * self.bytes());
-        for (block, to) in bytes.chunks_exact(self.bytes()).zip(to.chunks_exact_mut(self.elements())) {
-            for (sub, to) in to.chunks_exact_mut(SUB).enumerate() {
-                sub_block(self, block, sub).write(self.values(), to);
-            }
         }
     }
 

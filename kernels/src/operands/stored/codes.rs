@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::{BlockFormat as B, SUB};
+use super::blocks::{BlockFormat as B, SUB};
 
 /// 32 elements of a block.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,21 @@ impl SubBlock {
             let low = self.low_factor * f32::from(self.lows[half]);
             for (code, to) in self.codes[half * SUB / 2..].iter().zip(to) {
                 *to = scale * f32::from(values[usize::from(*code)]) + low;
+            }
+        }
+    }
+}
+
+impl B {
+    /// Writes what blocks stand for: `to` is as many elements as `bytes` has.
+    ///
+    /// # Panics
+    /// Where the two do not fit, or are no whole blocks.
+    pub fn dequantize(self, bytes: &[u8], to: &mut [f32]) {
+        assert!(to.len().is_multiple_of(self.elements()) && bytes.len() == to.len() / self.elements() * self.bytes());
+        for (block, to) in bytes.chunks_exact(self.bytes()).zip(to.chunks_exact_mut(self.elements())) {
+            for (sub, to) in to.chunks_exact_mut(SUB).enumerate() {
+                sub_block(self, block, sub).write(self.values(), to);
             }
         }
     }

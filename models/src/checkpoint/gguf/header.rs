@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use asterism_kernels::{BlockFormat, DType, Stored};
 
-use super::refused;
+use super::refusal::refused;
 use crate::ModelError;
 
 /// What a file's first part says.

@@ -2,7 +2,7 @@
 
 use super::{
     header::{Field, Header},
-    refused,
+    refusal::refused,
 };
 use crate::ModelError;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::weights::{Arrangement, EntryType, TensorEntry, WeightFile};
-use super::{header::Header, metadata::Metadata, refused};
+use super::{header::Header, metadata::Metadata, refusal::refused};
 use crate::ModelError;
 
 /// An architecture that is read.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::{disk::present, weights::WeightFile};
 use super::{
     header::{Field, Header},
-    refused,
+    refusal::refused,
 };
 use crate::ModelError;
 

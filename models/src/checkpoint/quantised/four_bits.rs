@@ -1,7 +1,10 @@
 //! Weights of 4-bit integers in the layouts of AutoAWQ (`gemm`), GPTQ and compressed-tensors (`pack-quantized`): a number is
 //! `scale (code - zero)`, its scale and zero shared by a group of inputs of one output.
 
-use super::{FourBits, Layer, Part, scheme::ALL_INPUTS};
+use super::{
+    layer::{Layer, Part},
+    scheme::{ALL_INPUTS, FourBits},
+};
 use crate::ModelError;
 
 /// Codes of a word.

@@ -1,6 +1,9 @@
 //! Weights of 8-bit floats (E4M3, as OCP has it: no infinity), each times the scale of its tensor, output or block.
 
-use super::{Layer, Part, Scales};
+use super::{
+    layer::{Layer, Part},
+    scheme::Scales,
+};
 use crate::ModelError;
 
 /// What a layer's weight `(n, k)` stands for.

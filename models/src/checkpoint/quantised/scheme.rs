@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CONFIG, refused};
+use super::refusal::{CONFIG, refused};
 use crate::ModelError;
 
 /// How the weights of a folder's linear layers are quantised.
