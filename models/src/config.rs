@@ -141,7 +141,7 @@ impl ModelConfig {
     pub fn weight_bytes(&self, parts: DecoderParts, (dtype, eight_bits): (DType, bool)) -> u64 {
         let &Self { hidden, vocab, heads, .. } = self;
         let element = dtype.size();
-        let linear = |LinearSpec { parts, inputs, biased }: LinearSpec| {
+        let linear = |LinearSpec { parts, inputs, biased, .. }: LinearSpec| {
             let outputs: usize = parts.iter().map(|(_, outputs)| outputs).sum();
             let bias = if biased { element * outputs } else { 0 };
             let weights = if eight_bits { outputs * inputs + 4 * outputs } else { element * outputs * inputs };

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
-use asterism_kernels::{Cpu, CpuOptions, DType};
+use asterism_kernels::{Backend, Cpu, CpuOptions, DType, DeviceGroup};
 use asterism_models::{
     Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, HeadNorms, LocalContext, ModelConfig, ModelError,
     StepPart, encode_plan, step,
@@ -162,8 +162,8 @@ impl Case {
 }
 
 /// What greedy search finds, and the logprobs: at most so many tokens, without an end of sequence.
-fn answer(
-    decoder: &Decoder<Cpu>,
+fn answer<B: Backend>(
+    decoder: &Decoder<B>,
     (method, hosts): (&MethodConfig, usize),
     ids: &[u32],
     most: usize,
@@ -204,7 +204,7 @@ fn answer(
 }
 
 /// A run by a method on hosts; what is wrong with it, if something is.
-fn wrong(decoder: &Decoder<Cpu>, run: &Run, by: (&MethodConfig, usize), new: usize) -> Option<String> {
+fn wrong<B: Backend>(decoder: &Decoder<B>, run: &Run, by: (&MethodConfig, usize), new: usize) -> Option<String> {
     let (tokens, logprobs, ends) = answer(decoder, by, &prompt(run, decoder.config().vocab), new);
     let off = logprobs.iter().zip(&run.logprobs).map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max);
     if tokens == run.answer && ends == run.ends && off < TOLERANCE {
@@ -217,6 +217,18 @@ fn wrong(decoder: &Decoder<Cpu>, run: &Run, by: (&MethodConfig, usize), new: usi
 fn decoder(checkpoint: &Checkpoint) -> Decoder<Cpu> {
     let options = CpuOptions { dtype: DType::F32, threads: Some(1), ..CpuOptions::default() };
     Decoder::load(Arc::new(Cpu::new(options).unwrap()), checkpoint, DecoderParts::All).unwrap()
+}
+
+/// The model over a group of two processors, where its heads can be dealt out and the group has what it needs.
+fn grouped(checkpoint: &Checkpoint) -> Option<Decoder<DeviceGroup<Cpu>>> {
+    let options = CpuOptions { dtype: DType::F32, threads: Some(1), ..CpuOptions::default() };
+    let members = (0..2).map(|_| Arc::new(Cpu::new(options).unwrap())).collect();
+    let group = DeviceGroup::new(members, checkpoint.config().heads).ok()?;
+    match Decoder::load(Arc::new(group), checkpoint, DecoderParts::All) {
+        Ok(decoder) => Some(decoder),
+        Err(ModelError::Kernel(error)) if error.code() == "kernel_missing" => None,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 fn method(value: Value) -> MethodConfig {
@@ -235,7 +247,7 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
         // Behind an anchor that is all before it a block misses nothing.
         (method(json!({"star": {}})), 2),
     ];
-    let (mut wrongs, mut answered) = (Vec::new(), 0);
+    let (mut wrongs, mut answered, mut shared) = (Vec::new(), 0, 0);
     let all = FILES.map(cases);
     let runs = all.iter().flat_map(|Cases { new, cases }| cases.iter().map(|case| (*new, case)));
     for (new, case) in runs.filter(|(_, case)| case.refused.is_none()) {
@@ -247,7 +259,8 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
                 continue;
             }
         };
-        let (decoder, config) = (decoder(&checkpoint), checkpoint.config());
+        checkpoint.verify().unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let (decoder, config, group) = (decoder(&checkpoint), checkpoint.config(), grouped(&checkpoint));
         for run in &case.runs {
             let fits = run.tokens + new <= config.max_position;
             if run.refused.as_deref().is_some_and(|key| fits || key != config.limiting_key())
@@ -265,10 +278,16 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
             // As many tokens of context as hosts at least.
             let fits = |hosts: &usize| run.tokens >= QUESTION + 2 * hosts;
             exact.iter().filter(|(_, hosts)| fits(hosts)).for_each(|(method, hosts)| check((method, *hosts)));
+            if let Some(group) = group.as_ref().filter(|_| run.tokens <= 100) {
+                shared += 1;
+                wrongs.extend(
+                    wrong(group, run, (&dense, 1), new).map(|cause| format!("{}, by two devices: {cause}", case.name)),
+                );
+            }
         }
     }
     assert!(wrongs.is_empty(), "{} of {answered} runs:\n{}", wrongs.len(), wrongs.join("\n"));
-    assert!(answered > 150, "{answered} runs");
+    assert!(answered > 150 && shared > 100, "{answered} runs, {shared} by two devices");
 }
 
 /// What no method computes exactly is computed all the same, and by each way that a shard may be encoded to the same bits.

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use serde_json::json;
 
 use super::weights::{TensorEntry, WeightFile};
-use crate::{ModelConfig, ModelError, family::LinearSpec};
+use crate::{ModelConfig, ModelError};
 
 /// The shape of a model that many have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,18 +132,9 @@ pub(super) fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     if !config.tied {
         all.push((weight(names.head), vec![vocab, hidden]));
     }
+    let of_layer = layer.tensors(hidden, heads);
     for at in 0..config.layers {
-        let norms = layer.norms(hidden, heads);
-        all.extend(norms.map(|(name, width)| (weight(&layer.name(at, name)), vec![width])));
-        for LinearSpec { parts, inputs, biased } in layer.linears(hidden, heads) {
-            for (name, outputs) in parts {
-                let name = layer.name(at, &name);
-                all.push((weight(&name), vec![outputs, inputs]));
-                if biased {
-                    all.push((format!("{name}.bias"), vec![outputs]));
-                }
-            }
-        }
+        all.extend(of_layer.iter().map(|(name, shape)| (layer.name(at, name), shape.clone())));
     }
     all
 }

@@ -20,6 +20,19 @@ impl LaidOut {
     }
 }
 
+/// The parts that a tensor stored as one is made of, of these shapes; those that are stored apart.
+pub(super) fn cut<'a>(stored: &[HostTensor<'a>], shapes: &'a [Vec<usize>]) -> Vec<HostTensor<'a>> {
+    let [one] = stored else { return stored.to_vec() };
+    let row = one.bytes.len() / one.shape[0].max(1);
+    let mut left = one.bytes;
+    let part = |shape: &'a Vec<usize>| {
+        let (bytes, after) = left.split_at(shape[0] * row);
+        left = after;
+        HostTensor { stored: one.stored, shape, bytes }
+    };
+    shapes.iter().map(part).collect()
+}
+
 /// The values plus `offset`, as f32.
 pub(super) fn with_offset(stored: &HostTensor<'_>, offset: f32) -> Vec<u8> {
     stored.values().iter().flat_map(|value| (value + offset).to_le_bytes()).collect()

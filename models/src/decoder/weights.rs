@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use asterism_kernels::{Backend, DType, HostTensor};
 
-use super::stored::{borrowed, expert, permuted, with_offset};
+use super::stored::{borrowed, cut, expert, permuted, with_offset};
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError, Weight,
     family::{Experts, FeedForward, LinearSpec, NormSpec},
@@ -249,6 +249,12 @@ impl<'a, B: Backend> Loader<'a, B> {
             false => Vec::new(),
         };
         let [weights, biases] = [&weights, &biases].map(|all| all.iter().map(Weight::host).collect::<Vec<_>>());
+        // However they are stored, layers that are joined are known to the device as such.
+        let shapes = |inputs: Option<usize>| -> Vec<Vec<usize>> {
+            spec.widths.iter().map(|width| [*width].into_iter().chain(inputs).collect()).collect()
+        };
+        let (shapes, bias_shapes) = (shapes(Some(spec.inputs)), shapes(None));
+        let (weights, biases) = (cut(&weights, &shapes), cut(&biases, &bias_shapes));
         let (dim, turned) = (self.config.heads.dim, self.config.turned);
         let linear = match turning {
             heads if heads > 0 && turned < dim => {

@@ -193,6 +193,8 @@ pub(crate) const TRANSFORMERS: TensorNames = TensorNames {
 /// A linear layer: what it joins with the outputs of each, its inputs, and whether it has biases.
 pub(crate) struct LinearSpec {
     pub parts: Vec<(Cow<'static, str>, usize)>,
+    /// Outputs of each of the layers that are joined, be they stored apart or as one.
+    pub widths: Vec<usize>,
     pub inputs: usize,
     pub biased: bool,
 }
@@ -230,40 +232,36 @@ impl LayerSpec {
     /// Queries, keys and values, side by side.
     pub(crate) fn qkv(&self, hidden: usize, heads: Heads) -> LinearSpec {
         let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        LinearSpec { parts: joined(self.names.qkv, &[query, kv, kv]), inputs: hidden, biased: self.biases.qkv }
+        LinearSpec::of(self.names.qkv, vec![query, kv, kv], (hidden, self.biases.qkv))
     }
 
     /// The output projection.
     pub(crate) fn output(&self, hidden: usize, heads: Heads) -> LinearSpec {
-        let parts = vec![(self.names.output.into(), hidden)];
-        LinearSpec { parts, inputs: heads.query * heads.dim, biased: self.biases.output }
+        LinearSpec::of([self.names.output], vec![hidden], (heads.query * heads.dim, self.biases.output))
     }
 
     /// Gate and up, and down.
     pub(crate) fn mlp(&self, hidden: usize) -> [LinearSpec; 2] {
         let (intermediate, biased) = (self.feed_forward.intermediate(), self.biases.mlp);
-        let gate_up = joined(self.names.gate_up, &[intermediate; 2]);
-        let down = vec![(self.names.down.into(), hidden)];
         [
-            LinearSpec { parts: gate_up, inputs: hidden, biased },
-            LinearSpec { parts: down, inputs: intermediate, biased },
+            LinearSpec::of(self.names.gate_up, vec![intermediate; 2], (hidden, biased)),
+            LinearSpec::of([self.names.down], vec![hidden], (intermediate, biased)),
         ]
     }
 
     /// What chooses experts.
     pub(crate) fn router(&self, hidden: usize, experts: Experts) -> LinearSpec {
-        LinearSpec { parts: vec![(self.names.router.into(), experts.count)], inputs: hidden, biased: experts.joint }
+        LinearSpec::of([self.names.router], vec![experts.count], (hidden, experts.joint))
     }
 
     /// Gate and up, and down, of an expert.
     pub(crate) fn expert(&self, hidden: usize, expert: usize) -> [LinearSpec; 2] {
         let intermediate = self.feed_forward.intermediate();
         let biased = matches!(self.feed_forward, FeedForward::Experts(Experts { joint: true, .. }));
-        let [gate, up, down] =
-            self.names.expert.map(|name| Cow::from(format!("{}.{expert}.{name}", self.names.experts)));
+        let [gate, up, down] = self.names.expert.map(|name| format!("{}.{expert}.{name}", self.names.experts));
         [
-            LinearSpec { parts: vec![(gate, intermediate), (up, intermediate)], inputs: hidden, biased },
-            LinearSpec { parts: vec![(down, hidden)], inputs: intermediate, biased },
+            LinearSpec::of([gate, up], vec![intermediate; 2], (hidden, biased)),
+            LinearSpec::of([down], vec![hidden], (intermediate, biased)),
         ]
     }
 
@@ -275,6 +273,37 @@ impl LayerSpec {
             FeedForward::Experts(experts) => {
                 all.push(self.router(hidden, experts));
                 all.extend((0..experts.count).flat_map(|expert| self.expert(hidden, expert)));
+            }
+        }
+        all
+    }
+
+    /// Names within a layer and shapes of its tensors, as they are stored.
+    pub(crate) fn tensors(&self, hidden: usize, heads: Heads) -> Vec<(String, Vec<usize>)> {
+        let norms = self.norms(hidden, heads).map(|(name, width)| (format!("{name}.weight"), vec![width]));
+        let mut all: Vec<(String, Vec<usize>)> = norms.collect();
+        if self.sinks {
+            all.push((self.names.sinks.to_owned(), vec![heads.query]));
+        }
+        let mut linears = self.linears(hidden, heads);
+        if let FeedForward::Experts(Experts { count, intermediate, joint: true, .. }) = self.feed_forward {
+            // Queries, keys and values, the output projection and the router; experts are stored together.
+            linears.truncate(3);
+            for (part, shape) in [
+                ("gate_up_proj", vec![count, hidden, 2 * intermediate]),
+                ("gate_up_proj_bias", vec![count, 2 * intermediate]),
+                ("down_proj", vec![count, intermediate, hidden]),
+                ("down_proj_bias", vec![count, hidden]),
+            ] {
+                all.push((format!("{}.{part}", self.names.experts), shape));
+            }
+        }
+        for LinearSpec { parts, inputs, biased, .. } in linears {
+            for (name, outputs) in parts {
+                all.push((format!("{name}.weight"), vec![outputs, inputs]));
+                if biased {
+                    all.push((format!("{name}.bias"), vec![outputs]));
+                }
             }
         }
         all
@@ -292,10 +321,18 @@ impl LayerSpec {
     }
 }
 
-/// Parts of so many outputs, or one of all of them.
-fn joined(names: &'static [&'static str], outputs: &[usize]) -> Vec<(Cow<'static, str>, usize)> {
-    match names {
-        [one] => vec![((*one).into(), outputs.iter().sum())],
-        each => each.iter().zip(outputs).map(|(name, outputs)| ((*name).into(), *outputs)).collect(),
+impl LinearSpec {
+    /// Layers of so many outputs under these names, or one that is all of them, with so many inputs, and whether they have biases.
+    fn of<N: Clone + Into<Cow<'static, str>>>(
+        names: impl AsRef<[N]>,
+        widths: Vec<usize>,
+        (inputs, biased): (usize, bool),
+    ) -> Self {
+        let named = |(name, outputs): (&N, usize)| (name.clone().into(), outputs);
+        let parts = match names.as_ref() {
+            [one] => vec![named((one, widths.iter().sum()))],
+            each => each.iter().zip(widths.iter().copied()).map(named).collect(),
+        };
+        Self { parts, widths, inputs, biased }
     }
 }
