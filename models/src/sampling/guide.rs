@@ -169,7 +169,8 @@ impl Guides {
         for (word, id) in words.iter().zip(0..) {
             ids.entry(word).or_insert(id);
         }
-        guides.closing = [&b"}"[..], b"]", b"\"", b"0"].iter().filter_map(|word| ids.get(word).copied()).collect();
+        guides.closing =
+            [&b"}"[..], b"]", b"\"", b",", b":", b"0", b"1"].iter().filter_map(|word| ids.get(word).copied()).collect();
         Ok(guides)
     }
 
@@ -271,15 +272,13 @@ impl Guide {
             logits.get_mut(only as usize).into_iter().for_each(|logit| *logit = keep);
             return Ok(());
         }
-        let mut some = false;
-        for (id, logit) in (0u32..).zip(logits.iter_mut()) {
-            let allowed = if self.eos.contains(&id) { ends } else { (id as usize) < mask.len() && mask.is_allowed(id) };
-            match allowed {
-                true => some |= *logit > f32::NEG_INFINITY,
-                false => *logit = f32::NEG_INFINITY,
-            }
+        let eos: Vec<(usize, f32)> =
+            self.eos.iter().filter_map(|id| Some((*id as usize, *logits.get(*id as usize)?))).collect();
+        keep(logits, mask.as_slice());
+        for (id, logit) in eos {
+            logits[id] = if ends { logit } else { f32::NEG_INFINITY };
         }
-        if some { Ok(()) } else { Err(lost("no token may come next")) }
+        if ends || !mask.is_zero() { Ok(()) } else { Err(lost("no token may come next")) }
     }
 
     /// What closes most of what is open.
@@ -302,6 +301,20 @@ impl Guide {
     /// Nothing can follow: the answer is whole.
     pub fn is_whole(&self) -> bool {
         self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+}
+
+/// Leaves the logits whose bits are set.
+fn keep(logits: &mut [f32], bits: &[u32]) {
+    for (at, logits) in logits.chunks_mut(32).enumerate() {
+        match bits.get(at).copied().unwrap_or(0) {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            bits => {
+                let unset = logits.iter_mut().enumerate().filter(|(bit, _)| bits >> bit & 1 == 0);
+                unset.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
     }
 }
 
