@@ -14,11 +14,11 @@ use std::{
 use asterism_actors::{
     api::{TokenLogprobs, TopLogprob},
     messages::{
-        Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
-        HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, ParcelMeta, ParcelPart,
-        ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
-        RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask, TokenChoice, Traffic,
-        WireMessage,
+        AnswerReading, Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate,
+        GpuMemory, Hello, HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink,
+        ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading,
+        QueryMeta, QueryPart, RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask,
+        TokenChoice, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
@@ -121,6 +121,8 @@ fn host_messages() {
             kept_tokens: 4096,
             kv_bytes: 1 << 30,
             seconds: 0.25,
+            computing_s: 0.2,
+            operations: 1 << 44,
             pairs: 1 << 40,
             exchange_bytes: 0,
             cached: false,
@@ -154,6 +156,7 @@ fn host_messages() {
                 spans_dropped: 0,
                 certificate_ends_s: Some(1.9e9),
             },
+            answered: AnswerReading { seconds: 1.5, operations: 1 << 40 },
         }),
         HostMessage::Measured { links: vec![measured("context-0", ""), measured("context-1", "it is not there")] },
         HostMessage::Ready { numerics: "avx512 bf16".into(), model: Box::default() },
@@ -171,6 +174,7 @@ fn host_messages() {
         HostMessage::Failed { job: 3, code: "internal".into(), message: "a fault; report it".into() },
         HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
+        HostMessage::Leaving { grace_ms: 8000 },
     ]);
 }
 
@@ -237,6 +241,8 @@ fn host_commands() {
         HostCommand::Release { context: 1 },
         HostCommand::Kill { host: "context-0".into(), start: 9 },
         HostCommand::Shutdown,
+        HostCommand::Leave,
+        HostCommand::Start { host: "query-0".into() },
     ]);
 }
 

@@ -110,7 +110,9 @@ mod tests {
 
     use asterism_actors::{
         api::{ClusterStatus, Timings},
-        messages::{Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
+        messages::{
+            AnswerReading, Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic,
+        },
         metric::Observation,
     };
 
@@ -215,6 +217,7 @@ mod tests {
                     spans_dropped: 0,
                     certificate_ends_s: Some(2e9),
                 },
+                answered: AnswerReading { seconds: 1.5, operations: 7 },
             },
         };
         let line = |name: &str, rest: &str| format!("asterism_transport_{name}{rest}\n");
