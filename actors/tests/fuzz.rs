@@ -157,7 +157,7 @@ fn host_messages() {
                 spans_dropped: 0,
                 certificate_ends_s: Some(1.9e9),
             },
-            answered: AnswerReading::default(),
+            answered: AnswerReading { seconds: 1.5, operations: 1 << 40 },
         }),
         HostMessage::Measured { links: vec![measured("context-0", ""), measured("context-1", "it is not there")] },
         HostMessage::Ready { numerics: "avx512 bf16".into(), model: Box::default() },
@@ -175,6 +175,7 @@ fn host_messages() {
         HostMessage::Failed { job: 3, code: "internal".into(), message: "a fault; report it".into() },
         HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
+        HostMessage::Leaving { grace_ms: 8000 },
     ]);
 }
 
@@ -247,6 +248,8 @@ fn host_commands() {
         HostCommand::Release { context: 1, keep: true },
         HostCommand::Kill { host: "context-0".into(), start: 9 },
         HostCommand::Shutdown,
+        HostCommand::Leave,
+        HostCommand::Start { host: "query-0".into() },
     ]);
 }
 

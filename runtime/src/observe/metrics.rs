@@ -218,6 +218,7 @@ mod tests {
                     spans_dropped: 0,
                     certificate_ends_s: Some(2e9),
                 },
+                answered: AnswerReading { seconds: 1.5, operations: 7 },
             },
         };
         let line = |name: &str, rest: &str| format!("asterism_transport_{name}{rest}\n");
