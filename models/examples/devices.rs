@@ -169,8 +169,8 @@ impl<B: Backend> Devices<B> {
     fn prefill(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
         let context = self.prompt(tokens);
         let plan = self.plan(&method, &context)?;
-        // A million tokens take a while.
-        let runs = if tokens < 1 << 19 { RUNS } else { 2 };
+        // Many tokens take a while.
+        let runs = if tokens < 1 << 16 { RUNS } else { 2 };
         let mut pairs = Pairs(0);
         let runs: Vec<f64> =
             (0..runs).map(|_| Ok(self.watched(&plan, &context, &mut pairs)?.1)).collect::<Result<_>>()?;

@@ -1,7 +1,8 @@
 //! Keys and values by KV heads, and attention of each device's heads.
 
-use super::DeviceGroup;
-use super::layout::Layout;
+use super::heads::HeadSegments;
+use super::layout::{Layout, Segment};
+use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{AttentionOps, Backend, KvOps, Partial, SelectionOps, Sparse, TensorOps};
 use crate::{DType, KernelError, KeySets, Mask, Selection, Selector};
@@ -136,10 +137,7 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
     fn key_scores(&self, q: &GroupTensor<B>, k: &GroupTensor<B>) -> Result<Vec<f32>, KernelError> {
         let (members, segments) = (self.members.len(), self.segments(self.heads_of(q), self.heads_of(k)));
         // A key's score is the mean over all query heads of its own: whoever has it has these.
-        let queries = super::heads::HeadSegments {
-            query: super::layout::Segment { copies: segments.kv.copies, ..segments.query },
-            ..segments
-        };
+        let queries = HeadSegments { query: Segment { copies: segments.kv.copies, ..segments.query }, ..segments };
         let (q, k) = (self.dealt(q, &queries.queries(members))?, self.dealt(k, &segments.keys(members))?);
         let mut scores = self.each(|at, member| member.key_scores(&q.parts[at], &k.parts[at]))?;
         let Some(split) = &k.layout else { return Ok(scores.swap_remove(0)) };

@@ -1,9 +1,9 @@
 //! Attention of a step's batch, each device for its heads of every row.
 
-use super::DeviceGroup;
 use super::attention::GroupKv;
 use super::heads::HeadSegments;
 use super::layout::Layout;
+use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{Backend, BatchAttention};
 use crate::{Ask, Heads, KernelError, Merging};

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::DeviceGroup;
 use super::layout::{Layout, Segment, Split};
+use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
 use crate::{DType, KernelError, Stored};

@@ -1,6 +1,6 @@
 //! Tensors of a group as they travel: read from whichever device has the piece, as if one device had all.
 
-use super::DeviceGroup;
+use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::KernelError;
 use crate::backend::{Backend, ComputeDevice, RawBytes, TensorOps, WireOps};
@@ -127,7 +127,49 @@ impl<B: Backend> WireOps for DeviceGroup<B> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::backend::{HeadOps, Rotary};
+    use crate::{Cpu, CpuOptions, DType, Heads};
+
+    fn group(heads: Heads, devices: usize) -> DeviceGroup<Cpu> {
+        let cpu = |_| {
+            let options = CpuOptions { dtype: DType::Bf16, threads: Some(1), ..CpuOptions::default() };
+            Arc::new(Cpu::new(options).unwrap())
+        };
+        DeviceGroup::new((0..devices).map(cpu).collect(), heads).unwrap()
+    }
+
+    /// What travels is what one device sends, whatever each of several has, and comes back as each needs it.
+    #[test]
+    fn tensors_travel_as_those_of_one_device() {
+        let heads = Heads { query: 8, kv: 2, dim: 4 };
+        let values = |count: usize| (0..count).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.5).collect::<Vec<_>>();
+        let one = group(heads, 1);
+        let of = |group: &DeviceGroup<Cpu>| {
+            let qkv = group.cast(&group.upload(&[3, 48], &values(3 * 48)).unwrap()).unwrap();
+            let (q, k, v) = group.split_rotate(&qkv, heads, &[5, 6, 7], Rotary::plain(&[0.5, 0.1])).unwrap();
+            let rows = group.row_major(&q).unwrap();
+            [k, rows, qkv, v]
+        };
+        let expected = one.raw(&of(&one)).unwrap().whole().unwrap();
+        for devices in [2, 4, 8] {
+            let group = group(heads, devices);
+            let tensors = of(&group);
+            let raw = group.raw(&tensors).unwrap();
+            assert_eq!(raw.whole().unwrap(), expected, "{devices} devices");
+            for (start, length) in [(0, 1), (7, 100), (expected.len() - 5, 5)] {
+                let mut piece = vec![0; length];
+                raw.read(start, &mut piece).unwrap();
+                assert_eq!(piece, expected[start..start + length], "{devices} devices");
+            }
+            let bytes = group.raw(&tensors[..1]).unwrap().whole().unwrap();
+            let come = group.upload_raw(&[2, 3, 4], &[&bytes[..14], &bytes[14..]]).unwrap();
+            assert_eq!(come.layout, tensors[0].layout, "each has its own heads");
+            assert_eq!(group.download(&come).unwrap(), group.download(&tensors[0]).unwrap());
+        }
+    }
 
     #[test]
     fn pieces_are_cut_where_they_lie() {

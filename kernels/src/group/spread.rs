@@ -1,9 +1,9 @@
 //! A tensor on all devices of a group, whole or dealt out, and how it comes from one layout to another.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::DeviceGroup;
 use super::layout::{Layout, Segment, Split};
+use super::members::DeviceGroup;
 use crate::KernelError;
 use crate::backend::Backend;
 
@@ -66,8 +66,7 @@ impl<B: Backend> DeviceGroup<B> {
             return Ok(Box::new(move || Ok(whole)));
         };
         let sizes: Vec<usize> = (0..members).map(|member| segment.range(member, members).len()).collect();
-        let gather = self.gather.lock().unwrap_or_else(PoisonError::into_inner);
-        let coming = gather.gather_beside(&x.parts, &sizes, axis).inspect_err(|_| gather.abandon())?;
+        let coming = self.gather().gather_beside(&x.parts, &sizes, axis)?;
         Ok(Box::new(|| Ok(GroupTensor::of(coming()?, None))))
     }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::DeviceGroup;
 use super::layout::Split;
+use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{Backend, Collectives, ComputeDevice, Exported, Mark, TensorOps, WorkQueue};
 use crate::{DType, KernelError, PriorityGuard, Rank};

@@ -200,30 +200,60 @@ impl Inboxes {
     }
 }
 
+/// What a member sends, where the kernel can read it, and where all come together.
+struct Taken {
+    part: Tensor,
+    out: Tensor,
+}
+
+impl Inboxes {
+    fn taken(&self, member: usize, part: &Tensor, layout: &Layout) -> Result<Taken, KernelError> {
+        let device = &self.members[member].device;
+        let copy = (!part.pointer().is_multiple_of(PAYLOAD as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
+        let part = copy.transpose()?.unwrap_or_else(|| part.clone());
+        let out = device.empty(&layout.shape, part.dtype)?;
+        Ok(Taken { part, out })
+    }
+
+    fn queued(&self, member: usize, Taken { part, out }: Taken, layout: &Layout) -> Result<Tensor, KernelError> {
+        let device = &self.members[member].device;
+        let last = self.numbers[member].load(Ordering::Relaxed);
+        let number = if last == u32::MAX { 2 } else { last + 1 };
+        self.numbers[member].store(number, Ordering::Relaxed);
+        let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
+        let spread = LaunchShape::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
+        let gathering = self.gathering((member, number), (&part, &out), layout);
+        launch!(device, "all_gather", spread, gathering)?;
+        Ok(out)
+    }
+
+    /// Of all members, by one thread. What may fail for want of memory comes before the first of them waits for the others.
+    fn queued_all(&self, parts: &[Tensor], layout: &Layout) -> Result<Vec<Tensor>, KernelError> {
+        if self.abandoned.flag().load(Ordering::Acquire) {
+            return Err(KernelError::Abandoned);
+        }
+        let taken = parts.iter().enumerate().map(|(member, part)| self.taken(member, part, layout));
+        let taken = taken.collect::<Result<Vec<_>, _>>()?;
+        let queued = taken.into_iter().enumerate().map(|(member, taken)| self.queued(member, taken, layout));
+        queued.collect::<Result<Vec<_>, _>>().inspect_err(|_| self.abandon())
+    }
+}
+
 impl AllGather<Cuda> for Inboxes {
     fn gather(&self, member: usize, part: &Tensor, sizes: &[usize], axis: usize) -> Result<Tensor, KernelError> {
         let Some(layout) = Layout::of(part, sizes, axis) else { return self.meeting.gather(member, part, sizes, axis) };
         if self.abandoned.flag().load(Ordering::Acquire) {
             return Err(KernelError::Abandoned);
         }
-        let device = &self.members[member].device;
-        let copy = (!part.pointer().is_multiple_of(PAYLOAD as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
-        let copy = copy.transpose()?;
-        let (part, out) = (copy.as_ref().unwrap_or(part), device.empty(&layout.shape, part.dtype)?);
-        let last = self.numbers[member].load(Ordering::Relaxed);
-        let number = if last == u32::MAX { 2 } else { last + 1 };
-        self.numbers[member].store(number, Ordering::Relaxed);
-        let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
-        let spread = LaunchShape::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
-        let gathering = self.gathering((member, number), (part, &out), &layout);
-        launch!(device, "all_gather", spread, gathering)?;
-        Ok(out)
+        let taken = self.taken(member, part, &layout)?;
+        self.queued(member, taken, &layout)
     }
 
     fn gather_all(&self, parts: &[Tensor], sizes: &[usize], axis: usize) -> Result<Vec<Tensor>, KernelError> {
         // Kernels wait for each other on the devices, and nobody here: all are queued before the caller asks for anything else.
         match Layout::of(&parts[0], sizes, axis) {
-            Some(_) => parts.iter().enumerate().map(|(member, part)| self.gather(member, part, sizes, axis)).collect(),
+            Some(layout) => self.queued_all(parts, &layout),
+            None if Placing::takes(parts, axis) => Placing::begun(&self.members, &self.sides, (parts, sizes))?.joined(),
             None => self.meeting.gather_all(parts, sizes, axis),
         }
     }

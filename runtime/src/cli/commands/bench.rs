@@ -10,10 +10,15 @@ mod phases;
 mod report;
 mod transport;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use asterism_kernels::KernelChoice;
-use asterism_models::{Checkpoint, ModelError};
+use asterism_kernels::{DeviceGroup, KernelChoice};
+#[cfg(feature = "cuda")]
+use asterism_models::DecoderParts;
+use asterism_models::{Checkpoint, ModelConfig, ModelError};
 use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
 
@@ -22,7 +27,7 @@ use crate::{
     cli::method_spec,
     cluster::{
         Cluster,
-        file::{DType, Device, LinearType, Role},
+        file::{DType, Device, Devices, LinearType, Role},
         size::{Tokens, up_to},
     },
     error::{CliError, Exit},
@@ -166,20 +171,41 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
             CliError::usage("--device mixes cpu and GPUs").hint("name GPUs only, such as --device cuda:0,cuda:1")
         );
     }
-    match given.devices[0] {
-        Device::Cpu => phases::run(globals, args, phase, (given, |_, _| checkpoint::cpu(dtype, threads, kernels))),
+    match (given.devices[0], given.shared.clone()) {
+        (Device::Cpu, None) => {
+            phases::run(globals, args, phase, (given, |_, _| checkpoint::cpu(dtype, threads, kernels)))
+        }
+        (Device::Cpu, Some(shared)) => {
+            let open = |_, shape: &ModelConfig| {
+                let cpu = |_: &Device| checkpoint::cpu(dtype, (threads / shared.count()).max(1), kernels).map(Arc::new);
+                let cpus = shared.all().iter().map(cpu).collect::<Result<_, _>>()?;
+                Ok(DeviceGroup::new(cpus, shape.heads)?)
+            };
+            phases::run(globals, args, phase, (given, open))
+        }
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => {
+        (Device::Cuda(_), None) => {
             let numbers = given.numbers();
-            let open = |device: Device, shape: &asterism_models::ModelConfig| {
+            let open = |device: Device, shape: &ModelConfig| {
                 let gpu = gpu(device, numbers)?;
-                gpu.require(numbers.weight_bytes(shape, asterism_models::DecoderParts::All))?;
+                gpu.require(numbers.weight_bytes(shape, DecoderParts::All))?;
                 Ok(gpu)
             };
             phases::run(globals, args, phase, (given, open))
         }
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(_), Some(shared)) => {
+            let numbers = given.numbers();
+            let open = |_, shape: &ModelConfig| {
+                let each = numbers.weight_bytes(shape, DecoderParts::All).div_ceil(shared.count() as u64);
+                let gpus = shared.all().iter().map(|device| gpu(*device, numbers)).collect::<Result<Vec<_>, _>>()?;
+                gpus.iter().try_for_each(|gpu| gpu.require(each))?;
+                Ok(asterism_kernels::Cuda::group(gpus, shape.heads)?)
+            };
+            phases::run(globals, args, phase, (given, open))
+        }
         #[cfg(not(feature = "cuda"))]
-        Device::Cuda(_) => Err(no_gpus()),
+        (Device::Cuda(_), _) => Err(no_gpus()),
     }
 }
 
@@ -213,6 +239,8 @@ fn no_gpus() -> CliError {
 /// What is timed and on what: the command line's, else the cluster file's.
 struct BenchTarget<'a> {
     devices: Vec<Device>,
+    /// Those of a host of the cluster file that shares its model with several, which are timed as one.
+    shared: Option<Devices>,
     dtype: DType,
     threads: usize,
     hosts: usize,
@@ -222,15 +250,18 @@ struct BenchTarget<'a> {
 impl<'a> BenchTarget<'a> {
     fn of(args: &MachineArgs, (devices, hosts): (&[Device], Option<usize>), cluster: Option<&'a Cluster>) -> Self {
         let contexts = |cluster: &'a Cluster| cluster.with_role(Role::Context);
-        let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.devices.all()[0]);
+        let of_first = |cluster: &'a Cluster| contexts(cluster).next().map(|host| &host.devices);
+        let of_file = cluster.and_then(of_first).filter(|_| devices.is_empty());
+        let shared = of_file.filter(|devices| devices.count() > 1).cloned();
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let devices = match devices {
-            [] => vec![cluster.and_then(device).unwrap_or_default()],
+            [] => vec![of_file.map(|devices| devices.all()[0]).unwrap_or_default()],
             devices => devices.to_vec(),
         };
         let given_hosts = hosts.or((devices.len() > 1).then_some(devices.len()));
         Self {
             devices,
+            shared,
             dtype: args.dtype.or(cluster.map(|cluster| cluster.model.dtype)).unwrap_or(DType::F32),
             threads: args.threads.unwrap_or(cores),
             hosts: given_hosts.or(cluster.map(|cluster| contexts(cluster).count())).unwrap_or(4).max(1),

@@ -2,7 +2,7 @@
 
 use std::{fs, hint::black_box, thread, time::Instant};
 
-use asterism_kernels::{Backend, Cpu, KernelError};
+use asterism_kernels::{Backend, Cpu, DeviceGroup, KernelError, WorkQueue as _};
 use serde::Serialize;
 
 /// Repetitions of short work take this long together, so that the clock and waiting for a device do not count.
@@ -51,6 +51,25 @@ impl BenchBackend for Cpu {
         })?;
         black_box(&to);
         Ok((2 * COPIED) as f64 / seconds.best_s)
+    }
+}
+
+/// Those of all its devices together.
+impl<B: BenchBackend> BenchBackend for DeviceGroup<B> {
+    const MEMORY: &'static str = B::MEMORY;
+
+    fn forget_peak(&self) {
+        self.members().iter().for_each(|member| member.forget_peak());
+    }
+
+    fn peak_bytes(&self) -> Option<u64> {
+        let peaks = self.members().iter().map(|member| member.peak_bytes());
+        // Processors of one host are one process.
+        if self.queues() { peaks.sum() } else { peaks.max().flatten() }
+    }
+
+    fn copy_bytes_per_s(&self) -> Result<f64, KernelError> {
+        self.members().iter().map(|member| member.copy_bytes_per_s()).sum()
     }
 }
 

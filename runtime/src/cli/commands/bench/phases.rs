@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     cluster::{
-        file::{Device, LinearType},
+        file::{Device, Devices, LinearType},
         size::grouped,
     },
     error::{CliError, Exit},
@@ -224,11 +224,12 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     }
 
     fn setup(&self, phase: Phase, args: &BenchArgs) -> PhaseSetup {
-        let BenchTarget { dtype, threads, hosts, devices, .. } = &self.given;
+        let BenchTarget { dtype, threads, hosts, devices, shared, .. } = &self.given;
+        let named = devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
         PhaseSetup {
             phase: if phase == Phase::Prefill { "prefill" } else { "decode" },
             model: self.model.clone(),
-            device: devices.iter().map(Device::to_string).collect::<Vec<_>>().join(","),
+            device: shared.as_ref().map_or(named, Devices::to_string),
             dtype: crate::processes::checkpoint::dtype(*dtype).name(),
             kernels: args.machine.kernels.name(),
             threads: *threads,

@@ -1,0 +1,93 @@
+//! The devices of a group, and how they are given their work. Knows no operation.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::heads::check_heads;
+use crate::backend::{AllGather, Backend};
+use crate::{Heads, KernelError};
+
+/// Several devices that compute as one.
+pub struct DeviceGroup<B: Backend> {
+    pub(super) members: Vec<Arc<B>>,
+    /// The model's.
+    pub(super) heads: Heads,
+    /// One exchange after the other: all members come to them in the same order.
+    gather: Mutex<Box<dyn AllGather<B>>>,
+    /// A thread for each device but the first, whose thread is the caller's. None where work stands in queues: these are worked off at
+    /// the same time, whoever fills them.
+    crew: Option<rayon::ThreadPool>,
+}
+
+impl<B: Backend> DeviceGroup<B> {
+    /// Of these devices, alike, for a model of such heads.
+    ///
+    /// # Errors
+    /// [`KernelError::UnevenHeads`] where they cannot share the heads; what the devices report.
+    pub fn new(members: Vec<Arc<B>>, heads: Heads) -> Result<Self, KernelError> {
+        check_heads(heads, members.len())?;
+        let (gather, threads) = (B::all_gather(&members)?, members.len() - 1);
+        let start = || {
+            let crew = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            crew.thread_name(|at| format!("device-{}", at + 1)).build()
+        };
+        let crew = (threads > 0 && !members[0].queues()).then(start).transpose();
+        let crew = crew.map_err(|cause| KernelError::Threads { threads, cause: cause.to_string() })?;
+        Ok(Self { members, heads, gather: Mutex::new(gather), crew })
+    }
+
+    /// The devices, in order.
+    pub fn members(&self) -> &[Arc<B>] {
+        &self.members
+    }
+
+    /// The first of them, which has what all have.
+    pub(super) fn first(&self) -> &B {
+        &self.members[0]
+    }
+
+    /// What each makes of its own.
+    pub(super) fn each<T: Send>(
+        &self,
+        work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
+    ) -> Result<Vec<T>, KernelError> {
+        let Some(crew) = &self.crew else {
+            return self.members.iter().enumerate().map(|(at, member)| work(at, member)).collect();
+        };
+        let mut made: Vec<_> = self.members.iter().map(|_| None).collect();
+        let (first, others) = made.split_first_mut().expect("a group has a device");
+        let work = &work;
+        crew.in_place_scope(|scope| {
+            for ((at, member), to) in self.members.iter().enumerate().skip(1).zip(others) {
+                scope.spawn(move |_| *to = Some(work(at, member)));
+            }
+            *first = Some(work(0, self.first()));
+        });
+        made.into_iter().map(|made| made.expect("the scope ends when all have worked")).collect()
+    }
+
+    /// What all make alike of what all have: once, where they compute in the same memory.
+    pub(super) fn alike<T: Clone + Send>(
+        &self,
+        work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
+    ) -> Result<Vec<T>, KernelError> {
+        match &self.crew {
+            Some(_) => Ok(vec![work(0, self.first())?; self.members.len()]),
+            None => self.each(work),
+        }
+    }
+
+    /// The parts of all, one after the other along `axis`, on each.
+    pub(super) fn gathered(
+        &self,
+        parts: &[B::Tensor],
+        sizes: &[usize],
+        axis: usize,
+    ) -> Result<Vec<B::Tensor>, KernelError> {
+        self.gather().gather_all(parts, sizes, axis)
+    }
+
+    /// What puts tensors together, for one exchange.
+    pub(super) fn gather(&self) -> MutexGuard<'_, Box<dyn AllGather<B>>> {
+        self.gather.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
