@@ -192,7 +192,6 @@ mod tests {
         let report = |reconnects, rtt_s| Observation::Links {
             host: "query-1".into(),
             report: LinkReport {
-                answered: AnswerReading::default(),
                 process: ProcessReading {
                     resident_bytes: 4096,
                     cpu_s: 1.25,
