@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::DeviceGroup;
 use super::layout::{Layout, Segment, Split};
 use super::spread::GroupTensor;
-use crate::{DType, KernelError, Stored};
 use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
+use crate::{DType, KernelError, Stored};
 
 /// A linear layer of which each device has some outputs.
 pub struct GroupLinear<B: Backend> {

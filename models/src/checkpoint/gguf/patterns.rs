@@ -77,7 +77,10 @@ impl Splitting {
     pub fn named(name: Option<&str>) -> Result<&'static Self, String> {
         let Some(name) = name.filter(|name| *name != "default") else { return Ok(&DEFAULT) };
         let known = || SPLITTINGS.iter().flat_map(|splitting| splitting.names).copied().collect::<Vec<_>>().join(", ");
-        SPLITTINGS.iter().find(|splitting| splitting.names.contains(&name)).ok_or_else(|| format!("default, {}", known()))
+        SPLITTINGS
+            .iter()
+            .find(|splitting| splitting.names.contains(&name))
+            .ok_or_else(|| format!("default, {}", known()))
     }
 
     /// The normaliser of tokenizer.json.
