@@ -185,6 +185,7 @@ fn an_heir_that_reads_something_else_keeps_nothing_of_it() {
 impl Cluster {
     fn restarts(&mut self, name: &str, deadline: f64) -> Result<(), JobError> {
         let decided = self.state.restart_host(seconds(self.now), name, seconds(deadline))?;
+        assert!(!decided.changes.is_empty(), "a change without a word for the journal comes into force nowhere");
         self.adopt(decided);
         Ok(())
     }

@@ -77,7 +77,9 @@ impl HostAdmission<'_> {
                 "{name} is not there, and neither is node {node}, which would start it; start that"
             ));
         }
-        Ok(Decided::new(self.now, Vec::new(), Effect::Restart(host, self.now + deadline)))
+        // What the journal takes of it is how the host is: a change without any comes into force nowhere.
+        let change = record::kept(record, &record.kept);
+        Ok(Decided::new(self.now, vec![change], Effect::Restart(host, self.now + deadline)))
     }
 
     /// What changes when a spare gets the place of a host that is dead or takes no work, for good.
