@@ -10,6 +10,7 @@ use super::lanes::{
 };
 use super::pool::{DisjointBuffer, Tasks, ThreadPool, filled};
 use super::tensor::{BlockPanels, PairSink};
+use crate::DType;
 use crate::operands::SUB;
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
@@ -106,13 +107,13 @@ impl<E: Element> GemmCall<'_, E> {
 }
 
 #[derive(Default)]
-struct GemmScratch<E> {
+struct GemmScratch {
     /// A task's rows of `x`, widened.
     x: Vec<f32>,
     /// Sums of the tiles under way while `k` blocks follow one another: `(rows, TILE_PANELS panels)`.
     sums: Vec<f32>,
     /// Blocks of the weights, widened.
-    wide: Vec<E>,
+    wide: Vec<f32>,
 }
 
 struct GemmTask<'a, E> {
@@ -120,7 +121,7 @@ struct GemmTask<'a, E> {
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
     out: &'a DisjointBuffer<E>,
-    scratch: &'a mut GemmScratch<E>,
+    scratch: &'a mut GemmScratch,
 }
 
 impl<E: Element> Kernel for GemmTask<'_, E> {
@@ -148,57 +149,66 @@ impl<E: Element> Kernel for GemmTask<'_, E> {
                     first: from == 0,
                     last: from + depth == k,
                 };
-                let (data, stride) = match self.call.weight {
-                    GemmWeight::Packed(packed) => (packed.panels[(panel * k + from) * PANEL..].as_ptr(), k * PANEL),
-                    GemmWeight::Blocks(blocks) => {
-                        let (panels, inputs) = (panel..panel + side, from..from + depth);
-                        match L::N {
-                            // Lanes as wide are AVX-512's.
-                            #[cfg(target_arch = "x86_64")]
-                            PANEL => widen::<E, Avx512Codes>(blocks, panels, inputs, wide),
-                            _ => widen::<E, [i32; PANEL]>(blocks, panels, inputs, wide),
-                        }
-                        (wide.as_ptr(), depth * PANEL)
-                    }
-                };
                 let extent = Extent { rows: self.rows.len(), k: depth, panels: side };
                 // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by TILE_PANELS panels, and no other
                 // task has this part of the output.
                 unsafe {
                     let left = LeftOperand { data: x.as_ptr().add(from), row: k };
-                    product::<L, E, _>(extent, left, RightOperand { data, panel: stride, row: PANEL }, &tile);
+                    match self.call.weight {
+                        GemmWeight::Packed(packed) => {
+                            let data = packed.panels.as_ptr().add((panel * k + from) * PANEL);
+                            let right = RightOperand { data, panel: k * PANEL, row: PANEL };
+                            product::<L, E, _>(extent, left, right, &tile);
+                        }
+                        GemmWeight::Blocks(blocks) => {
+                            widen::<L, E>(blocks, panel..panel + side, from..from + depth, wide);
+                            let right = RightOperand { data: wide.as_ptr(), panel: depth * PANEL, row: PANEL };
+                            product::<L, f32, _>(extent, left, right, &tile);
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-/// Writes some inputs of some panels, whole blocks of 32, as [`Packed`] has them.
+/// Writes some inputs of some panels, whole blocks of 32, as [`Packed`] has them, but that numbers of type `E` stand there as f32.
 #[inline(always)]
-fn widen<E: Element, C: CodeLanes>(
+fn widen<L: Lanes, E: Element>(
     blocks: &BlockPanels,
     panels: std::ops::Range<usize>,
     inputs: std::ops::Range<usize>,
-    wide: &mut Vec<E>,
+    wide: &mut Vec<f32>,
 ) {
     let subs = inputs.start / SUB..inputs.end / SUB;
-    wide.resize(panels.len() * inputs.len() * PANEL, E::default());
+    wide.resize(panels.len() * inputs.len() * PANEL, 0.0);
     for (panel, wide) in panels.zip(wide.chunks_exact_mut(inputs.len() * PANEL)) {
-        blocks.widen::<C>(panel, subs.start..subs.end, &mut WideRows(wide));
+        let mut sink = WideRows { to: wide, rounds: E::DTYPE != DType::F32 };
+        match L::N {
+            // Lanes as wide are AVX-512's.
+            #[cfg(target_arch = "x86_64")]
+            PANEL => blocks.widen::<Avx512Codes>(panel, subs.start..subs.end, &mut sink),
+            _ => blocks.widen::<[i32; PANEL]>(panel, subs.start..subs.end, &mut sink),
+        }
     }
 }
 
-/// A panel as [`Packed`] has it: a row of 16 outputs for each input.
-struct WideRows<'a, E>(&'a mut [E]);
+/// A row of 16 outputs for each input.
+struct WideRows<'a> {
+    to: &'a mut [f32],
+    /// To bf16.
+    rounds: bool,
+}
 
-impl<E: Element, C: CodeLanes> PairSink<C> for WideRows<'_, E> {
+impl<C: CodeLanes> PairSink<C> for WideRows<'_> {
     #[inline(always)]
     fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
-        let (even, odd) = (C::array(even), C::array(odd));
-        let to = &mut self.0[2 * pair * PANEL..][..2 * PANEL];
-        for lane in 0..PANEL {
-            to[lane] = E::narrow(even[lane]);
-            to[PANEL + lane] = E::narrow(odd[lane]);
+        let (even, odd) = if self.rounds { (C::round(even), C::round(odd)) } else { (even, odd) };
+        let to = self.to[2 * pair * PANEL..][..2 * PANEL].as_mut_ptr();
+        // SAFETY: both rows were just found to be there.
+        unsafe {
+            C::store(even, to);
+            C::store(odd, to.add(PANEL));
         }
     }
 }

@@ -40,7 +40,11 @@ pub trait CodeLanes: Copy {
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once or twice: the same where the product is exact, or `c` is 0.
     fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    fn array(floats: Self::Floats) -> [f32; PANEL];
+    /// Each rounded to what bf16 has: finite numbers, to nearest, ties to even.
+    fn round(floats: Self::Floats) -> Self::Floats;
+    /// # Safety
+    /// `to` must be writable for 16 f32.
+    unsafe fn store(floats: Self::Floats, to: *mut f32);
     /// Writes both as bf16, the first in the lower half of each 32 bits; numbers below the normal ones may become 0.
     ///
     /// # Safety
@@ -108,16 +112,27 @@ impl CodeLanes for [i32; PANEL] {
         std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
     }
     #[inline(always)]
-    fn array(floats: [f32; PANEL]) -> [f32; PANEL] {
-        floats
+    fn round(floats: [f32; PANEL]) -> [f32; PANEL] {
+        floats.map(|x| f32::from_bits(rounded(x) & 0xffff_0000))
+    }
+    #[inline(always)]
+    unsafe fn store(floats: [f32; PANEL], to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[f32; PANEL]>().write_unaligned(floats) };
     }
     #[inline(always)]
     unsafe fn store_pairs(even: [f32; PANEL], odd: [f32; PANEL], to: *mut u16) {
-        let round = |x: f32| x.to_bits().wrapping_add(0x7fff + (x.to_bits() >> 16 & 1));
-        let pairs: [u32; PANEL] = std::array::from_fn(|lane| round(even[lane]) >> 16 | round(odd[lane]) & 0xffff_0000);
+        let pairs: [u32; PANEL] =
+            std::array::from_fn(|lane| rounded(even[lane]) >> 16 | rounded(odd[lane]) & 0xffff_0000);
         // SAFETY: the caller's promise.
         unsafe { to.cast::<[u32; PANEL]>().write_unaligned(pairs) };
     }
+}
+
+/// The bits of a finite number, of which the upper half is the nearest bf16.
+#[inline(always)]
+fn rounded(x: f32) -> u32 {
+    x.to_bits().wrapping_add(0x7fff + (x.to_bits() >> 16 & 1))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -215,11 +230,19 @@ mod wide {
             unsafe { _mm512_fmadd_ps(a, b, c) }
         }
         #[inline(always)]
-        fn array(floats: __m512) -> [f32; PANEL] {
-            let mut array = [0.0; PANEL];
-            // SAFETY: as above; the array is as long.
-            unsafe { _mm512_storeu_ps(array.as_mut_ptr(), floats) };
-            array
+        fn round(floats: __m512) -> __m512 {
+            // SAFETY: as above.
+            unsafe {
+                let bits = _mm512_castps_si512(floats);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+                _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-0x1_0000)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(floats: __m512, to: *mut f32) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(to, floats) };
         }
         #[inline(always)]
         unsafe fn store_pairs(even: __m512, odd: __m512, to: *mut u16) {
