@@ -23,6 +23,7 @@ use asterism_actors::{
     ticket::Secret,
     trace::TraceContext,
 };
+use asterism_models::Sampling;
 use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};
 use asterism_transport::{Endpoint, sim::Draw};
 use rkyv::util::AlignedVec;
