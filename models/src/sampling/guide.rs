@@ -139,7 +139,7 @@ impl Constraint {
 fn schema_grammar(schema: &Value) -> TopLevelGrammar {
     let mut schema = schema.clone();
     if let Some(schema) = schema.as_object_mut() {
-        let options = json!({ "whitespace_flexible": true, "whitespace_pattern": r"[ \n]{1,8}" });
+        let options = json!({ "whitespace_flexible": true, "whitespace_pattern": r" |\n {0,8}" });
         schema.insert("x-guidance".to_owned(), options);
     }
     TopLevelGrammar::from_json_schema(schema)
@@ -150,8 +150,18 @@ pub struct Guides {
     factory: ParserFactory,
     /// Tokens that end an answer.
     eos: Vec<u32>,
-    /// Tokens that close what is open, those first that close most.
-    closing: Vec<u32>,
+    closing: Closing,
+}
+
+/// Tokens that close what is open of JSON.
+#[derive(Clone, Default)]
+struct Closing {
+    /// Those that only a text within it has.
+    letters: Vec<u32>,
+    /// What ends a text.
+    quote: Option<u32>,
+    /// Those that close most first.
+    others: Vec<u32>,
 }
 
 impl Guides {
@@ -169,8 +179,12 @@ impl Guides {
         for (word, id) in words.iter().zip(0..) {
             ids.entry(word).or_insert(id);
         }
-        guides.closing =
-            [&b"}"[..], b"]", b"\"", b",", b":", b"0", b"1"].iter().filter_map(|word| ids.get(word).copied()).collect();
+        let found = |words: &[&[u8]]| words.iter().filter_map(|word| ids.get(word).copied()).collect::<Vec<_>>();
+        guides.closing = Closing {
+            letters: found(&[b"x", b"~", b"A"]),
+            quote: ids.get(&b"\""[..]).copied(),
+            others: found(&[b"}", b"]", b"\"", b",", b":", b"0", b"1"]),
+        };
         Ok(guides)
     }
 
@@ -188,7 +202,7 @@ impl Guides {
         factory.quiet();
         *factory.limits_mut() =
             ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
-        Ok(Self { factory, eos: eos.to_vec(), closing: Vec::new() })
+        Ok(Self { factory, eos: eos.to_vec(), closing: Closing::default() })
     }
 
     /// Holds one answer to a form, of which tokens so far are to be accepted next.
@@ -254,7 +268,7 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
 pub struct Guide {
     matcher: Matcher,
     eos: Vec<u32>,
-    closing: Vec<u32>,
+    closing: Closing,
 }
 
 impl Guide {
@@ -283,8 +297,12 @@ impl Guide {
 
     /// What closes most of what is open.
     fn closing(&self, mask: &SimpleVob, ends: bool) -> Option<u32> {
+        let allowed = |id: &u32| (*id as usize) < mask.len() && mask.is_allowed(*id);
+        let Closing { letters, quote, others } = &self.closing;
         let end = self.eos.first().copied().filter(|_| ends);
-        end.or_else(|| self.closing.iter().copied().find(|id| (*id as usize) < mask.len() && mask.is_allowed(*id)))
+        // Within a text brackets close nothing.
+        let within = quote.filter(|quote| allowed(quote) && letters.iter().any(allowed));
+        end.or(within).or_else(|| others.iter().copied().find(allowed))
     }
 
     /// The answer goes on with this token.

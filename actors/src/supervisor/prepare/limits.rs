@@ -88,7 +88,6 @@ fn check_alone(request: &JobRequest) -> Result<(), JobError> {
         ("context", request.context.is_some()),
         ("session", request.session.is_some()),
         ("query_separator", request.query_separator.is_some()),
-        ("template_date", request.template_date.is_some()),
     ];
     if let Some((name, _)) = beside.into_iter().find(|(_, given)| *given) {
         let message = format!("prompt_logprobs takes the whole prompt as the query; leave {name} out");
