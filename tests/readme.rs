@@ -179,7 +179,8 @@ fn the_reference_has_every_metric_and_every_endpoint() {
         assert!(page.contains(&row), "docs/reference.md has no row beginning\n{row}");
     }
     for (method, path) in openai::ENDPOINTS {
-        let row = format!("| `{method} {path}` | a key |");
+        let by = if openai::FOR_EVERYBODY.contains(path) { "everybody" } else { "a key" };
+        let row = format!("| `{method} {path}` | {by} |");
         assert!(page.contains(&row), "docs/reference.md has no row beginning\n{row}");
     }
 }

@@ -390,7 +390,7 @@ def families():
 def refusals():
     refused("model_type", "another family", model_type="mamba")
     refused("hidden_act", "gelu", hidden_act="gelu")
-    refused("quantization_config", "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    refused("quantization_config", "quip", quantization_config={"quant_method": "quip", "bits": 4})
     refused("per_layer_config", "layers that differ", per_layer_config={"0": {"intermediate_size": 24}})
     refused("rope_scaling.rope_type", "su", rope_scaling=dict(type="su", short_factor=[1.0] * 4, long_factor=[2.0] * 4))
     refused("rope_scaling.rope_type", "mrope", rope_scaling=dict(type="mrope", mrope_section=[1, 1, 2]))

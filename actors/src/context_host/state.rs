@@ -551,7 +551,11 @@ mod tests {
     #[test]
     fn a_key_with_nothing_under_way_does_not_wait_for_what_another_asked_for() {
         let mut host = Host::new();
-        let of = |context, tenant| EncodeShards { tenant, ..order(context, 1, &[0], Exchange::None) };
+        let of = |context, tenant| EncodeShards {
+            tenant,
+            identities: Vec::new(),
+            ..order(context, 1, &[0], Exchange::None)
+        };
         (1..=9).for_each(|context| drop(host.hears(HostCommand::Encode(of(context, 7)))));
         assert_eq!(host.hears(HostCommand::Encode(of(10, 8))), [work(4, 0.0, of(10, 8))]);
         assert_eq!(host.hears(HostCommand::Encode(of(11, 8))), [], "it has one under way");
@@ -563,7 +567,10 @@ mod tests {
     #[test]
     fn short_orders_that_wait_are_encoded_together_and_one_by_one_when_that_fails() {
         let mut host = Host(ContextHostState::new(6));
-        let of = |context, blocks: &[usize]| order(context, 1, blocks, Exchange::None);
+        let of = |context, blocks: &[usize]| EncodeShards {
+            identities: Vec::new(),
+            ..order(context, 1, blocks, Exchange::None)
+        };
         (1..=4).for_each(|context| drop(host.alone(context, 1, 0)));
         for (context, blocks) in [(5, &[0][..]), (6, &[0, 1, 2, 3]), (7, &[0, 1]), (8, &[0])] {
             assert_eq!(host.hears(HostCommand::Encode(of(context, blocks))), []);

@@ -4,6 +4,7 @@
 const OF_HOSTS: &[&str] = &[
     "cancelled",
     "chat_template",
+    "constraint",
     "context_too_long",
     "gguf",
     "host_lost",

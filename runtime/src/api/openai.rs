@@ -73,7 +73,7 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
 ];
 
 /// Those for whom a key is not needed: what balances load has none.
-const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
+pub const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
 
 /// Most connections at a time, two files each.
 const API_CONNECTIONS: usize = 8192;

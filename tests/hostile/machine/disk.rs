@@ -351,18 +351,24 @@ fn a_host_that_stops_with_its_supervisor_costs_no_token_and_few_seconds() {
     }
 }
 
-/// The unit file of the documentation is one that systemd takes, where there is a systemd to ask.
+/// The unit files are such that systemd takes them, where there is a systemd to ask.
 #[test]
-fn the_unit_file_of_the_documentation_is_right() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md")).expect("a page");
-    let (_, unit) = page.split_once("```ini\n").expect("a unit file");
-    let (unit, _) = unit.split_once("```").expect("its end");
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("asterism.service");
-    fs::write(&file, unit.replace("/usr/local/bin/asterism", BINARY).replace("User=asterism\n", "")).expect("written");
-    if let Ok(verified) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() {
-        let printed = text(&verified);
-        let about: Vec<&str> = printed.lines().filter(|line| line.contains("asterism.service")).collect();
-        assert!(about.is_empty(), "{about:?}");
+fn the_unit_files_are_right() {
+    let units = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd")).expect("a folder");
+    let units = units.map(|entry| entry.expect("an entry").path());
+    let units: Vec<_> = units.filter(|path| path.extension().is_some_and(|kind| kind == "service")).collect();
+    assert_eq!(units.len(), 3, "{units:?}");
+    for path in units {
+        let (unit, name) = (fs::read_to_string(&path).expect("a unit"), path.file_name().expect("a name").to_owned());
+        let file = tempfile::tempdir().expect("a folder");
+        let file = file.path().join(&name);
+        let unit = unit.replace("/usr/local/bin/asterism", BINARY).replace("User=asterism\n", "");
+        fs::create_dir_all(file.parent().expect("it is in a folder")).expect("a folder");
+        fs::write(&file, unit).expect("written");
+        if let Ok(verified) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() {
+            let printed = text(&verified);
+            let about: Vec<&str> = printed.lines().filter(|line| line.contains("asterism")).collect();
+            assert!(about.is_empty(), "{name:?}: {about:?}");
+        }
     }
 }

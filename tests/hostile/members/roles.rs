@@ -269,7 +269,7 @@ async fn orders(house: &House, party: Party, command: HostCommand) -> bool {
     tokio::select! {
         order = agent.orders.recv() => matches!(
             order,
-            Some(NodeOrder::Kill { .. } | NodeOrder::Shutdown | NodeOrder::Refused { .. })
+            Some(NodeOrder::Kill { .. } | NodeOrder::Start { .. } | NodeOrder::Shutdown | NodeOrder::Refused { .. })
         ),
         end = link.closed() => !is_refusal(&end.to_string()),
     }
@@ -366,6 +366,7 @@ fn message(act: Action) -> Option<HostMessage> {
         Action::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), wrong: false, cause: text() },
         Action::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
         Action::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
+        Action::Leaving => HostMessage::Leaving { grace_ms: 1000 },
         Action::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },
         _ => return None,
     };
@@ -417,6 +418,8 @@ fn command(act: Action) -> Option<HostCommand> {
         Action::Release => HostCommand::Release { context, keep: true },
         Action::Measure => HostCommand::Measure { peers: Vec::new() },
         Action::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
+        Action::Leave => HostCommand::Leave,
+        Action::Start => HostCommand::Start { host: "x".into() },
         Action::Shutdown => HostCommand::Shutdown,
         _ => return None,
     };

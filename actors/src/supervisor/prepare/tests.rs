@@ -219,22 +219,27 @@ fn what_is_held_and_rewritten_is_refused() {
 #[test]
 fn a_session_that_grew_is_planned_as_one_that_was_created_so() {
     let ids: Vec<u32> = (0..6000).map(|at| at * 37 % 500).collect();
-    let auto = method(json!({"auto": {}}));
-    let create = |tokens: usize| {
-        let request = json!({"name": "book", "context": ids[..tokens]});
-        front().prepare_session(serde_json::from_value(request).unwrap(), &auto, &HOSTS).unwrap()
-    };
-    // Dense, which one host has, then blocks, then more of them.
-    let mut grown = create(900);
-    for tokens in [1500, 2500, 2501, 6000] {
-        let session = AskedSession::of(1, &grown);
-        let more = Prompt::Tokens(ids[session.plan.context_tokens..tokens].to_vec());
-        let request = AppendRequest { context: Some(more), job: None };
-        grown = front().prepare_append(request, (&session, Answered::default()), &HOSTS).unwrap();
-        let created = create(tokens);
-        assert_eq!((&grown.plan, &grown.ids, &grown.identities), (&created.plan, &created.ids, &created.identities));
+    for (name, form) in [("auto", "chain"), ("pulsar", "pulsar")] {
+        let method = method(json!({ name: {} }));
+        let create = |tokens: usize| {
+            let request = json!({"name": "book", "context": ids[..tokens]});
+            front().prepare_session(serde_json::from_value(request).unwrap(), &method, &HOSTS).unwrap()
+        };
+        // One block, then more of them.
+        let mut grown = create(900);
+        for tokens in [1500, 2500, 2501, 6000] {
+            let session = AskedSession::of(1, &grown);
+            let more = Prompt::Tokens(ids[session.plan.context_tokens..tokens].to_vec());
+            let request = AppendRequest { context: Some(more), job: None };
+            grown = front().prepare_append(request, (&session, Answered::default()), &HOSTS).unwrap();
+            let created = create(tokens);
+            assert_eq!(
+                (&grown.plan, &grown.ids, &grown.identities),
+                (&created.plan, &created.ids, &created.identities)
+            );
+        }
+        assert_eq!(grown.plan.method.name, form);
     }
-    assert_eq!(grown.plan.method.name, "pulsar");
 }
 
 #[test]
