@@ -22,11 +22,13 @@ const EACH: usize = 500;
 const LIVEZ: Duration = Duration::from_millis(500);
 const SUBMIT: Duration = Duration::from_secs(2);
 
-/// A cluster of one context host that queues 3,000 jobs.
+/// A cluster of one context host that queues 3,000 jobs, of which it answers one at a time.
 fn cluster() -> Cluster {
     let method = "[attention.star]\nblock_tokens = 64";
     let spec = ClusterSpec { contexts: 1, model: None, method, listen: "127.0.0.1:0".into() };
-    let cluster = Cluster::written(BINARY, &spec, |text| text.replace("[api]", "[api]\nmax_queue = 3000"));
+    let cluster = Cluster::written(BINARY, &spec, |text| {
+        text.replace("[api]", "[serving]\nmax_generating = 1\n\n[api]\nmax_queue = 3000")
+    });
     let up = cluster.run(&["up", "--detach"]);
     assert!(up.status.success(), "up failed:\n{}", String::from_utf8_lossy(&up.stderr));
     cluster
@@ -35,7 +37,7 @@ fn cluster() -> Cluster {
 fn submit(server: &str, id: &str) {
     let context: Vec<u32> = (0..200).map(|at| 10 + at % 150).collect();
     let request = json!({
-        "id": id, "context": context, "query": [11, 12], "max_tokens": 2, "ignore_eos": true, "chat_template": false,
+        "id": id, "context": context, "query": [11, 12], "max_tokens": 16, "ignore_eos": true, "chat_template": false,
         "allow_idle_hosts": true,
     });
     ureq::post(format!("{server}/api/v1/jobs")).send_json(&request).expect("the job is taken");
