@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Sampling;
+use super::parameters::Sampling;
 
 /// Changes the logits of one answer.
 pub struct Shaper {

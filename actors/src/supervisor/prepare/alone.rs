@@ -32,7 +32,7 @@ impl ModelFront {
         context.placement = request.placement;
         context.key = request.labels.get(bounds::KEY).cloned();
         let told = request.logprobs.or((!scored.is_empty()).then_some(0));
-        let plain = choice(limits, (&request.sampling, request.stop), (request.ignore_eos, told));
+        let plain = choice(limits.max_tokens, (&request.sampling, request.stop), (request.ignore_eos, told));
         let max_tokens = limits.max_tokens.saturating_add(scored.len() as u32);
         let question = Question {
             query_ids: ids,

@@ -37,7 +37,6 @@ use crate::{
     },
     trace::JobTrace,
 };
-use limits::Limits;
 
 /// The parts of a model that the supervisor needs: no weights.
 pub struct ModelFront {
@@ -180,7 +179,11 @@ impl ModelFront {
         self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
         let question = Question {
             query_ids,
-            choice: choice(&limits, (&request.sampling, request.stop), (request.ignore_eos, request.logprobs)),
+            choice: choice(
+                limits.max_tokens,
+                (&request.sampling, request.stop),
+                (request.ignore_eos, request.logprobs),
+            ),
             timeout: limits.timeout,
             refresh_order,
             canary: false,
@@ -222,12 +225,12 @@ impl ModelFront {
 
 /// How tokens are chosen, within the request's limits.
 fn choice(
-    limits: &Limits,
+    max_tokens: u32,
     (sampling, stop): (&Sampling, Vec<String>),
     (ignore_eos, logprobs): (bool, Option<u32>),
 ) -> TokenChoice {
     TokenChoice {
-        max_tokens: limits.max_tokens,
+        max_tokens,
         temperature: sampling.temperature,
         top_p: sampling.top_p,
         seed: sampling.seed,

@@ -26,7 +26,7 @@ use crate::api::{
 };
 
 /// Most values of a request: texts are bounded with its bytes.
-const MOST_VALUES: usize = 65_536;
+const MOST_MESSAGES_VALUES: usize = 65_536;
 /// Longest answer where none is said, as only counting does not.
 const COUNTED: u64 = 1;
 
@@ -36,7 +36,7 @@ pub struct MessagesRequest(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for MessagesRequest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match BoundedValue(&Budget::of_values(MOST_VALUES)).deserialize(deserializer)? {
+        match BoundedValue(&Budget::of_values(MOST_MESSAGES_VALUES)).deserialize(deserializer)? {
             Value::Object(fields) => Ok(Self(fields)),
             _ => Err(D::Error::custom("expected an object")),
         }

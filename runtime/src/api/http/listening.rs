@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{api::http::limits, cluster::Origins};
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const KEEP_ALIVE_HEADER: HeaderName = HeaderName::from_static("keep-alive");
 /// Threads that answer requests.
 const WORKERS: usize = 2;
 /// Threads of each of them for what would hold others up.
@@ -137,7 +137,7 @@ async fn say_kept(
     if is_old {
         response.response_mut().head_mut().no_chunking(true);
     } else if response.request().version() == Version::HTTP_11 {
-        response.headers_mut().insert(KEEP_ALIVE, keeps);
+        response.headers_mut().insert(KEEP_ALIVE_HEADER, keeps);
     }
     Ok(response)
 }

@@ -174,13 +174,13 @@ pub fn ending(fields: &mut Fields, turns: &[ChatTurn]) -> Checked<Ending> {
 }
 
 /// Most values in the arguments of all calls of a conversation.
-const MOST_ARGUMENTS: usize = 65_536;
+const MOST_CHAT_ARGUMENTS: usize = 65_536;
 
 /// A conversation in whatever order: the model's template says which it takes.
 pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
     let Messages::List(messages) = messages else { return Err(wrong(param, &"expected a list")) };
     let (mut turns, budget): (Vec<ChatTurn>, _) =
-        (Vec::with_capacity(messages.len()), Budget::of_values(MOST_ARGUMENTS));
+        (Vec::with_capacity(messages.len()), Budget::of_values(MOST_CHAT_ARGUMENTS));
     for (at, message) in messages.into_iter().enumerate() {
         let refused = |what: &str| Refusal::invalid(param, format!("message {at} {what}"));
         if !message.is_object {
@@ -258,7 +258,9 @@ fn call((id, name): (String, String), arguments: &str, budget: &Budget) -> Resul
     let arguments = match read {
         Ok(value @ Value::Object(_)) => value,
         Err(error) if error.to_string().contains("too much") => {
-            return Err(format!("has calls whose arguments have more than {MOST_ARGUMENTS} values with those before"));
+            return Err(format!(
+                "has calls whose arguments have more than {MOST_CHAT_ARGUMENTS} values with those before"
+            ));
         }
         _ if arguments.trim().is_empty() => Value::Object(Default::default()),
         _ => Value::String(arguments.to_owned()),

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::eval::EvalError;
 
-const NAMES: [&str; 12] = [
+const PEOPLE: [&str; 12] = [
     "Marit Solheim",
     "Tobias Krall",
     "Ifeoma Adeyemi",
@@ -78,7 +78,7 @@ const PARAPHRASES: [(&str, &str, [&str; 4]); 6] = [
 ];
 
 /// Two facts, linked by a person, and a question that shares no content word with either.
-const PAIRS: [(&str, &str, &str, [&str; 4]); 2] = [
+const LINKED_FACTS: [(&str, &str, &str, [&str; 4]); 2] = [
     (
         "The portrait that vanished from the town hall was painted by {person}.",
         "{person} was born in {answer}, on a farm.",
@@ -159,15 +159,15 @@ impl Natural {
                 (vec![fact.replace("{}", answer)], question(asked, BRIEFLY), answer.to_owned())
             }
             Self::TwoHops => {
-                let [people, cities, colours] = [some(rng, &NAMES), some(rng, &CITIES), some(rng, &COLOURS)];
+                let [people, cities, colours] = [some(rng, &PEOPLE), some(rng, &CITIES), some(rng, &COLOURS)];
                 let office = |at: usize| format!("The {} office is led by {}.", cities[at], people[at]);
                 let car = |at: usize| format!("{} drives a car that is {}.", people[at], colours[at]);
                 let asked = format!("What colour is the car of the person who leads the {} office?", cities[0]);
                 (vec![office(0), car(0), office(1), car(1)], question(&asked, BRIEFLY), colours[0].to_owned())
             }
             Self::TwoParaphrases => {
-                let (first, second, asked, answers) = PAIRS.choose(rng).expect("there are some");
-                let (person, answer) = (pick(rng, &NAMES), pick(rng, answers));
+                let (first, second, asked, answers) = LINKED_FACTS.choose(rng).expect("there are some");
+                let (person, answer) = (pick(rng, &PEOPLE), pick(rng, answers));
                 let fact = |fact: &str| fact.replace("{person}", person).replace("{answer}", answer);
                 (vec![fact(first), fact(second)], question(asked, BRIEFLY), answer.to_owned())
             }
@@ -180,7 +180,7 @@ impl Natural {
                 (numbers.iter().map(fact).collect(), query, numbers.join(", "))
             }
             Self::First | Self::Next | Self::Code => {
-                let people = some(rng, &NAMES);
+                let people = some(rng, &PEOPLE);
                 let fact = |person: &&str| format!("That same evening {person} arrived by train.");
                 // Named in either order.
                 let (one, other) = if rng.random() { (people[0], people[1]) } else { (people[1], people[0]) };

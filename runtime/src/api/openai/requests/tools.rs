@@ -11,7 +11,7 @@ use crate::api::{
 
 /// Most tools of a request, and letters of a name.
 const MOST_TOOLS: usize = 128;
-const NAME_LETTERS: usize = 128;
+const MOST_NAME_LETTERS: usize = 128;
 
 /// Tools of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,9 +88,9 @@ fn tool_of(at: usize, tool: Value) -> Checked<(String, Value)> {
     let function = &tool["function"];
     let name = function.get("name").and_then(Value::as_str).ok_or_else(|| refused("has no name"))?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
-    if !(1..=NAME_LETTERS).contains(&name.len()) || !name.bytes().all(plain) {
+    if !(1..=MOST_NAME_LETTERS).contains(&name.len()) || !name.bytes().all(plain) {
         return Err(refused(&format!(
-            "has a name that is not 1 to {NAME_LETTERS} letters, digits, '-', '_', '.', ':' or '/'"
+            "has a name that is not 1 to {MOST_NAME_LETTERS} letters, digits, '-', '_', '.', ':' or '/'"
         )));
     }
     if function.get("parameters").is_some_and(|parameters| !parameters.is_object() && !parameters.is_null()) {
