@@ -90,17 +90,24 @@ fn copy_rows(
     rows: usize,
 ) -> Result<(), DriverError> {
     stream.context().bind_to_thread()?;
+    let memory = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     let copy = sys::CUDA_MEMCPY2D {
-        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: memory,
+        srcHost: std::ptr::null(),
         srcDevice: from,
+        srcArray: std::ptr::null_mut(),
         srcPitch: row,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: memory,
+        dstHost: std::ptr::null_mut(),
         dstDevice: to,
+        dstArray: std::ptr::null_mut(),
         dstPitch: pitch,
         WidthInBytes: row,
         Height: rows,
-        // SAFETY: numbers and pointers, of which zero is one: no place in host memory or an array.
-        ..unsafe { std::mem::zeroed() }
     };
     // SAFETY: both are live until the placing ends, of as many rows, and each lies within its row.
     unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result()
