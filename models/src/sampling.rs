@@ -65,6 +65,11 @@ impl Sampler {
         weights.last().map_or_else(|| greedy(logits), |(id, _)| *id)
     }
 
+    /// Whether the next token is the likeliest, whatever was drawn before.
+    pub fn is_greedy(&self) -> bool {
+        self.shaper.is_none() && self.sampling.temperature == 0.0
+    }
+
     /// The answer goes on with this token, whichever was drawn.
     pub fn accept(&mut self, id: u32) {
         self.shaper.iter_mut().for_each(|shaper| shaper.accept(id));

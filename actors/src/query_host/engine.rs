@@ -18,7 +18,7 @@ use crate::{
     messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,
-        generation::{Chosen, End, Generation},
+        generation::{Chosen, End, Generation, LastRow},
         partials::contexts::JobContexts,
         refresh::{RefreshWorker, words},
         schedule::{StepBudget, StepScheduler, WaitingJob},
@@ -58,8 +58,8 @@ const SCORED_ROWS: usize = 64;
 struct PartLogits {
     /// Tokens of its question with the logits that they were expected by.
     scored: Vec<AnswerToken>,
-    /// Logits of its last row, if a token comes of it.
-    last: Option<Vec<f32>>,
+    /// What its last row came to, if a token comes of it.
+    last: Option<LastRow>,
 }
 
 /// What a part comes to.
@@ -244,13 +244,13 @@ impl<B: Backend> Engine<B> {
                 Ok(Err(error)) | Err(StepError::Failed(error)) => tokens.push((*job, Err(error))),
             }
         }
-        let logits: usize = drawn.iter().map(|(.., logits)| logits.len()).sum();
+        let logits: usize = drawn.iter().map(|(.., last)| last.logits()).sum();
         let threads = match self.model.cores.threads() {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
         let threads = threads.min(logits / LOGITS_OF_A_THREAD).max(1);
-        let draw = |part: &mut [(u64, &mut Generation<B>, Vec<f32>)]| -> Vec<(u64, ChosenToken)> {
+        let draw = |part: &mut [(u64, &mut Generation<B>, LastRow)]| -> Vec<(u64, ChosenToken)> {
             part.iter_mut().map(|(job, generation, logits)| (*job, generation.choose(logits))).collect()
         };
         let each = drawn.len().div_ceil(threads).max(1);
@@ -313,11 +313,22 @@ impl<B: Backend> Engine<B> {
         let Self { model, generations, .. } = self;
         let decoder = &model.decoder;
         let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
-        let last: Vec<&B::Tensor> =
-            ends.iter().zip(tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
-        let mut logits = if last.is_empty() { Vec::new() } else { decoder.last_logits(&last)? }.into_iter();
+        // A device that works off a queue chooses what is likeliest itself, and hands over no logits.
+        let chooses =
+            |job: &u64| decoder.backend().queues() && generations.get(job).is_some_and(Generation::takes_the_likeliest);
+        let likeliest: Vec<bool> = chosen.iter().map(|(job, _)| chooses(job)).collect();
+        let last = |wanted: bool| -> Vec<&B::Tensor> {
+            let complete =
+                ends.iter().zip(tokens).zip(&likeliest).filter(|(pair, of)| complete(*pair) && **of == wanted);
+            complete.filter_map(|((end, _), _)| end.as_ref().ok()).collect()
+        };
+        let (by_device, by_logits) = (last(true), last(false));
+        let drawn = if by_device.is_empty() { Vec::new() } else { decoder.last_likeliest(&by_device)? };
+        let logits = if by_logits.is_empty() { Vec::new() } else { decoder.last_logits(&by_logits)? };
+        let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Likeliest));
+        let mut logits = logits.into_iter().map(|row| row.map(LastRow::Logits));
         let mut all = Vec::with_capacity(ends.len());
-        for (((job, rows), end), token) in chosen.iter().zip(ends).zip(tokens) {
+        for ((((job, rows), end), token), likeliest) in chosen.iter().zip(ends).zip(tokens).zip(likeliest) {
             let x = match end {
                 Ok(x) => x,
                 Err(error) => {
@@ -325,7 +336,8 @@ impl<B: Backend> Engine<B> {
                     continue;
                 }
             };
-            let last = token.then(|| logits.next()).flatten().transpose();
+            let next = || if likeliest { drawn.next() } else { logits.next() };
+            let last = token.then(next).flatten().transpose();
             let generation = generations.get_mut(job);
             let scored = generation.map_or(Ok(Vec::new()), |generation| scored(decoder, generation, (&x, *rows)));
             all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Backend, Likeliest};
 use asterism_models::{ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream};
 
 use crate::{
@@ -50,6 +50,25 @@ pub struct Chosen {
     pub token: Option<AnswerToken>,
     /// How the answer ends, if it does.
     pub end: Option<End>,
+}
+
+/// What a token is chosen of.
+#[derive(Debug)]
+pub enum LastRow {
+    /// The logits of all tokens.
+    Logits(Vec<f32>),
+    /// The likeliest token, which the device chose.
+    Likeliest(Likeliest),
+}
+
+impl LastRow {
+    /// How many logits there are to look at.
+    pub fn logits(&self) -> usize {
+        match self {
+            Self::Logits(logits) => logits.len(),
+            Self::Likeliest(_) => 0,
+        }
+    }
 }
 
 /// The end of an answer.
@@ -151,8 +170,13 @@ impl<B: Backend> Generation<B> {
         std::mem::take(&mut self.took)
     }
 
-    /// Chooses the next token from the logits of the last row.
-    pub fn choose(&mut self, logits: &[f32]) -> Result<Chosen, ModelError> {
+    /// Whether its next token is the likeliest, and nothing else is asked about it.
+    pub fn takes_the_likeliest(&self) -> bool {
+        self.guide.is_none() && self.order.choice.logprobs.is_none() && self.sampler.is_greedy()
+    }
+
+    /// Chooses the next token from what the last row came to.
+    pub fn choose(&mut self, last: &LastRow) -> Result<Chosen, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
         if self.tokens >= self.order.choice.max_tokens as usize {
             // The prompt's tokens were all that was asked for.
@@ -161,13 +185,14 @@ impl<B: Backend> Generation<B> {
         let choice = &self.order.choice;
         let given = self.order.generated.get(self.tokens).copied();
         let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
-        let drawn = match &mut self.guide {
+        let drawn = match (last, &mut self.guide) {
+            (LastRow::Likeliest(likeliest), _) => likeliest.token,
             // The room that is left is taken to close what is open.
-            Some(guide) => {
+            (LastRow::Logits(logits), Some(guide)) => {
                 let answer = choice.max_tokens as usize - choice.scored_tokens();
                 self.sampler.guided(logits, guide, left <= (answer / 2).min(CLOSES_WITHIN))?
             }
-            None => self.sampler.next(logits),
+            (LastRow::Logits(logits), None) => self.sampler.next(logits),
         };
         let goes_on = choice.ignore_eos && self.guide.is_none();
         if given.is_none() && !goes_on && self.model.decoder.config().eos.contains(&drawn) {
@@ -179,7 +204,10 @@ impl<B: Backend> Generation<B> {
         let piece = self.text.push(id)?;
         self.tokens += 1;
         (self.ids, self.through) = (vec![id], 0);
-        let logprobs = choice.logprobs.map(|most| Box::new(TokenLogprobs::of(logits, id, most)));
+        let logprobs = match (last, choice.logprobs) {
+            (LastRow::Logits(logits), Some(most)) => Some(Box::new(TokenLogprobs::of(logits, id, most))),
+            _ => None,
+        };
         let end = if self.text.stopped() {
             Some(End { stopped: true, text: String::new() })
         } else if self.guide.as_ref().is_some_and(Guide::is_whole) {
