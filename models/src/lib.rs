@@ -27,7 +27,7 @@ pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, Watch, check_retaining_heads,
     encode_alone, encode_plan, inputs_of, max_pool,
 };
-pub use error::ModelError;
+pub use error::{FieldRefusal, ModelError};
 pub use family::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
 pub use generator::{
     Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
