@@ -62,29 +62,11 @@ pub enum ModelError {
         cause: String,
     },
     /// A GGUF file, or a model in one, that is not as it must be.
-    #[error("{path}: {field} is {got}; expected {expected}")]
-    Gguf {
-        /// The file.
-        path: String,
-        /// The key of the metadata, the tensor, or the part of the header.
-        field: String,
-        /// What it is.
-        got: String,
-        /// What it should be.
-        expected: String,
-    },
+    #[error(transparent)]
+    Gguf(Box<FieldRefusal>),
     /// Weights that are quantised in a way that is not read, or not as their configuration says.
-    #[error("{path}: {field} is {got}; expected {expected}")]
-    Quantised {
-        /// The file.
-        path: String,
-        /// The key, or the tensor.
-        field: String,
-        /// What it is.
-        got: String,
-        /// What it should be.
-        expected: String,
-    },
+    #[error(transparent)]
+    Quantised(Box<FieldRefusal>),
     /// A tensor the architecture needs.
     #[error("checkpoint {checkpoint} has no tensor {tensor} {expected:?}{}; its config.json and weights do not belong together",
         nearest.as_ref().map(|n| format!(" (nearest name: {n})")).unwrap_or_default())]
@@ -365,6 +347,20 @@ pub enum ModelError {
     Kernel(#[from] KernelError),
 }
 
+/// A field of a model's file that is not as it must be.
+#[derive(Debug, Error)]
+#[error("{path}: {field} is {got}; expected {expected}")]
+pub struct FieldRefusal {
+    /// The file.
+    pub path: String,
+    /// The key, the tensor, or the part of the header.
+    pub field: String,
+    /// What it is.
+    pub got: String,
+    /// What it should be.
+    pub expected: String,
+}
+
 impl ModelError {
     /// Stable name for metric labels and HTTP.
     pub fn code(&self) -> &'static str {
@@ -375,8 +371,8 @@ impl ModelError {
             Self::Config { .. } => "model_config_unsupported",
             Self::Truncated { .. } => "weights_truncated",
             Self::NotSafetensors { .. } => "weights_not_safetensors",
-            Self::Gguf { .. } => "gguf",
-            Self::Quantised { .. } => "quantised",
+            Self::Gguf(_) => "gguf",
+            Self::Quantised(_) => "quantised",
             Self::MissingTensor { .. } => "tensor_missing",
             Self::TensorShape { .. } => "tensor_shape",
             Self::TensorType { .. } => "tensor_type",

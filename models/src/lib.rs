@@ -27,7 +27,7 @@ pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, ShardIdentity, Watch,
     check_retaining_heads, encode_alone, encode_plan, inputs_of, max_pool, shard_identities,
 };
-pub use error::ModelError;
+pub use error::{FieldRefusal, ModelError};
 pub use family::{
     Biases, Experts, FeedForward, HeadNorms, LayerAttention, LayerSpec, Rotation, SupportedFamily, TensorNames,
     supported_families,

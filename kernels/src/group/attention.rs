@@ -14,6 +14,9 @@ pub struct GroupKv<B: Backend> {
     layout: Layout,
 }
 
+/// What a member has of attention by a selector, and the keys that it chose.
+type MemberSelection<'a, B> = (Partial<<B as TensorOps>::Tensor>, Selection<'a>);
+
 impl<B: Backend> Clone for GroupKv<B> {
     fn clone(&self) -> Self {
         Self { parts: self.parts.clone(), heads: self.heads, layout: self.layout.clone() }
@@ -179,7 +182,7 @@ impl<B: Backend> DeviceGroup<B> {
         q: &GroupTensor<B>,
         kv: &GroupKv<B>,
         selector: Selector,
-    ) -> Result<Vec<(Partial<B::Tensor>, Selection<'a>)>, KernelError> {
+    ) -> Result<Vec<MemberSelection<'a, B>>, KernelError> {
         let members = self.members.iter().zip(q.parts.iter()).zip(&kv.parts);
         members.map(|((member, q), kv)| member.attention_by(q, kv, selector)).collect()
     }

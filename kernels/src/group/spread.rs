@@ -30,6 +30,9 @@ impl<B: Backend> GroupTensor<B> {
     }
 }
 
+/// A tensor that is on its way to all devices, and is waited for when it is taken.
+pub(super) type ComingTensor<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>;
+
 impl<B: Backend> DeviceGroup<B> {
     /// What each makes of its own parts, which lies as `layout` says.
     pub(super) fn spread(
@@ -52,10 +55,7 @@ impl<B: Backend> DeviceGroup<B> {
     }
 
     /// The same, on its way while the devices do what else they are asked, until it is taken.
-    pub(super) fn beside(
-        &self,
-        x: GroupTensor<B>,
-    ) -> Result<Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>, KernelError> {
+    pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<ComingTensor<B>, KernelError> {
         let members = self.members.len();
         let columns = x.layout.as_deref().and_then(|split| match split.segments[..] {
             [segment] if segment.copies == 1 => Some((segment, split.axis)),

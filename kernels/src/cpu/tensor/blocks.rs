@@ -190,8 +190,7 @@ impl Layout {
             }
             to[at / 2 * PANEL + lane] |= (code & 15) << (4 * (at % 2));
             let above = self.bits - 4;
-            if above > 0 {
-                let of_byte = 8 / above;
+            if let Some(of_byte) = usize::checked_div(8, above) {
                 to[LOW_BYTES + at / of_byte * PANEL + lane] |= code >> 4 << (above * (at % of_byte));
             }
         }

@@ -1,6 +1,6 @@
 //! Why a GGUF file is not read. Decides nothing.
 
-use crate::ModelError;
+use crate::{FieldRefusal, ModelError};
 
 /// What a file cannot be read for: the file, the field, what it is and what it should be.
 pub(super) fn refused(
@@ -16,5 +16,5 @@ pub(super) fn refused(
         None => words,
     };
     let (field, got) = (clipped(field.into()), clipped(got.into()));
-    ModelError::Gguf { path: path.to_owned(), field, got, expected: expected.into() }
+    ModelError::Gguf(Box::new(FieldRefusal { path: path.to_owned(), field, got, expected: expected.into() }))
 }

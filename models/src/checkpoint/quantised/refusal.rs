@@ -1,6 +1,6 @@
 //! Why a folder's quantisation is not read. Decides nothing.
 
-use crate::ModelError;
+use crate::{FieldRefusal, ModelError};
 
 /// The file that says how weights are quantised.
 pub(super) const CONFIG: &str = "config.json";
@@ -12,5 +12,6 @@ pub(super) fn refused(
     got: impl Into<String>,
     expected: impl Into<String>,
 ) -> ModelError {
-    ModelError::Quantised { path: path.to_owned(), field: field.into(), got: got.into(), expected: expected.into() }
+    let (path, field) = (path.to_owned(), field.into());
+    ModelError::Quantised(Box::new(FieldRefusal { path, field, got: got.into(), expected: expected.into() }))
 }
