@@ -24,10 +24,13 @@ struct Hub {
     seen: Arc<Seen>,
 }
 
+/// Each ask of a path: the token and the range that came with it.
+type Asks = Vec<(Option<String>, Option<u64>)>;
+
 #[derive(Default)]
 struct Seen {
-    /// How often each path was asked for, with the tokens and ranges that came with it.
-    asked: Mutex<HashMap<String, Vec<(Option<String>, Option<u64>)>>>,
+    /// By path.
+    asked: Mutex<HashMap<String, Asks>>,
     changed: Condvar,
 }
 
@@ -59,7 +62,7 @@ impl Hub {
         self.command(folder, arguments).output().expect("the binary under test")
     }
 
-    fn asked(&self, path: &str) -> Vec<(Option<String>, Option<u64>)> {
+    fn asked(&self, path: &str) -> Asks {
         self.seen.asked.lock().expect("no panic holds it").get(path).cloned().unwrap_or_default()
     }
 }

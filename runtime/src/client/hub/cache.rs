@@ -71,7 +71,7 @@ impl HubCache {
                 (named, changed.unwrap_or(std::time::SystemTime::UNIX_EPOCH), path)
             })
             .collect();
-        found.sort_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
+        found.sort_by_key(|found| std::cmp::Reverse((found.0, found.1)));
         // Another commit than the one that was named is another model.
         found.retain(|(named, ..)| *named || name.revision == "main");
         found.into_iter().map(|(.., path)| path).collect()
