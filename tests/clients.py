@@ -121,11 +121,15 @@ def lm_eval(api):
 
 
 def guidellm(api):
-    run = [str(pathlib.Path(sys.executable).parent / "guidellm"), "benchmark", "run", "--target", f"http://{api}", "--profile", "throughput",
-           "--max-requests", "4", "--max-seconds", "60", "--data", "prompt_tokens=64,output_tokens=8",
-           "--processor", f"{pathlib.Path(__file__).parent.parent.resolve()}/models/asterism-7m", "--output-dir", tempfile.mkdtemp()]
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-2000:]
+    model = f"{pathlib.Path(__file__).parent.parent.resolve()}/models/asterism-7m"
+    for profile in ["throughput", "sweep"]:
+        run = [str(pathlib.Path(sys.executable).parent / "guidellm"), "run", "--backend", f"kind=openai_http,target=http://{api}",
+               "--profile", f"kind={profile}", "--constraint", "kind=max_requests,count=4", "--constraint", "kind=max_duration,seconds=5",
+               "--tokenizer", f"kind=huggingface_auto,model={model}", "--disable-progress",
+               "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=8"]
+        ended = subprocess.run(run, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tempfile.mkdtemp(),
+                               env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        assert ended.returncode == 0, (ended.stdout + ended.stderr)[-2000:]
 
 
 def langchain_openai(api):

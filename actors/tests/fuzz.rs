@@ -235,7 +235,7 @@ fn host_commands() {
             fan_in: 32,
             view: ContextView::All,
             holders: holders(),
-            choice,
+            choice: Box::new(choice),
             ticket,
             trace,
         }),

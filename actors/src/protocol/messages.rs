@@ -359,7 +359,7 @@ pub struct Generate {
     /// Hosts that hold shards.
     pub holders: Vec<ShardHolder>,
     /// How tokens are chosen.
-    pub choice: TokenChoice,
+    pub choice: Box<TokenChoice>,
     /// What opens the shards of the context.
     pub ticket: Ticket,
     /// The job's span, where its spans are wanted.

@@ -239,7 +239,7 @@ mod tests {
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
-            choice: TokenChoice { max_tokens: 4, top_p: 1.0, ..TokenChoice::default() },
+            choice: Box::new(TokenChoice { max_tokens: 4, top_p: 1.0, ..TokenChoice::default() }),
             ticket: Default::default(),
             trace: None,
         }

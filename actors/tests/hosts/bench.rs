@@ -139,14 +139,14 @@ impl Case {
             fan_in: self.plan.fan_in,
             view: self.plan.view,
             holders: holders.to_vec(),
-            choice: TokenChoice {
+            choice: Box::new(TokenChoice {
                 max_tokens,
                 temperature,
                 top_p: 0.95,
                 seed: 11,
                 ignore_eos: true,
                 ..TokenChoice::default()
-            },
+            }),
             ticket: ticket(),
             trace: None,
         }

@@ -15,7 +15,7 @@ use asterism_actors::{
     authority::{Action, Party, TABLE, allows},
     messages::{
         Attach, ChannelOpening, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport,
-        RelayOrder, TokenChoice, WireMessage,
+        RelayOrder, WireMessage,
     },
     node::{self, NodeOrder},
     ticket::Ticket,
@@ -409,7 +409,7 @@ fn command(act: Action) -> Option<HostCommand> {
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
-            choice: TokenChoice::default(),
+            choice: Box::default(),
             ticket,
             trace: None,
         }),

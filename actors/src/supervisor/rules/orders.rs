@@ -93,7 +93,7 @@ impl Orders<'_> {
             fan_in: context.plan().fan_in,
             view: if alone { ContextView::All } else { context.plan().view },
             holders: if alone { Vec::new() } else { context.holders(&self.hosts.addresses()) },
-            choice: job.question.choice.clone(),
+            choice: Box::new(job.question.choice.clone()),
             ticket: context.ticket,
             trace: job.question.trace.map(|trace| Box::new(trace.own)),
         };

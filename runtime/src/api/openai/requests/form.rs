@@ -21,6 +21,10 @@ pub fn take(fields: &mut Fields) -> Checked<Option<Constraint>> {
         ("structured_outputs", of_structured(fields.value("structured_outputs"))?),
     ] {
         let Some(form) = form else { continue };
+        // Any JSON, and what it is: some clients say both.
+        if matches!((&found, &form), (Some((_, Constraint::JsonObject)), Constraint::JsonSchema(_))) {
+            found = None;
+        }
         if let Some((other, _)) = found {
             return Err(Refusal::invalid(name, format!("{name} and {other} ask for two forms: give one of them")));
         }
@@ -125,6 +129,10 @@ mod tests {
             (json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}), Some(form.clone())),
             (json!({"guided_json": schema.to_string()}), Some(form.clone())),
             (json!({"structured_outputs": {"json": schema, "regex": null}}), Some(form)),
+            (
+                json!({"response_format": {"type": "json_object"}, "guided_json": {}}),
+                Some(Constraint::JsonSchema(json!({}))),
+            ),
             (json!({"guided_regex": "a+"}), Some(Constraint::Regex("a+".into()))),
             (json!({"guided_choice": ["a", "b"]}), Some(Constraint::Choice(vec!["a".into(), "b".into()]))),
         ] {
