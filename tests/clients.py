@@ -124,7 +124,7 @@ def guidellm(api):
     model = f"{pathlib.Path(__file__).parent.parent.resolve()}/models/asterism-7m"
     for profile in ["throughput", "sweep"]:
         run = [str(pathlib.Path(sys.executable).parent / "guidellm"), "run", "--backend", f"kind=openai_http,target=http://{api}",
-               "--profile", f"kind={profile}", "--constraint", "kind=max_requests,count=4", "--constraint", "kind=max_duration,seconds=5",
+               "--profile", f"kind={profile}" + {"throughput": ",max_concurrency=4", "sweep": ",sweep_size=3"}[profile], "--constraint", "kind=max_requests,count=4", "--constraint", "kind=max_duration,seconds=5",
                "--tokenizer", f"kind=huggingface_auto,model={model}", "--disable-progress",
                "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=8"]
         ended = subprocess.run(run, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tempfile.mkdtemp(),

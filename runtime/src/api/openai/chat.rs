@@ -354,7 +354,8 @@ mod tests {
         let chat = chat.unwrap();
         assert_eq!(chat, items.unwrap());
         let tooling = chat[1].tooling.as_deref().expect("a call");
-        assert!(tooling.is_mute && tooling.calls[0].arguments.to_string() == r#"{"z":"Oslo","a":1}"#, "{tooling:?}");
+        let written = tooling.calls[0].arguments.to_string();
+        assert_eq!((tooling.is_mute, &*written), (true, r#"{"z":"Oslo","a":1}"#), "in the order that it had");
         assert_eq!(chat[2].tooling.as_deref().and_then(|tooling| tooling.call_id.as_deref()), Some("c1"));
         let text = json!([{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{no"}}]}]);
         let turns = read(text, "messages").unwrap();

@@ -180,7 +180,11 @@ fn twice<E: Error>(name: &str) -> E {
 /// A short text of a message, once; what is no text is none.
 fn short<'de, A: MapAccess<'de>>(map: &mut A, (name, to): (&str, &mut Option<String>)) -> Result<(), A::Error> {
     let Begun(text) = map.next_value()?;
-    if to.is_some() { Err(twice(name)) } else { Ok(*to = text) }
+    if to.is_some() {
+        return Err(twice(name));
+    }
+    *to = text;
+    Ok(())
 }
 
 /// The calls of a message, once.
@@ -191,7 +195,10 @@ fn calls<'de, A: MapAccess<'de>>(map: &mut A, to: &mut Vec<CallIn>) -> Result<()
         (_, calls) if calls.len() > MOST_CALLS => {
             Err(A::Error::custom(format!("a message has more than {MOST_CALLS} tool_calls")))
         }
-        (_, calls) => Ok(*to = calls),
+        (_, calls) => {
+            *to = calls;
+            Ok(())
+        }
     }
 }
 
