@@ -46,6 +46,7 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
         "the sample's node",
     ),
     ("asterism eval ruler", Some(RULER), "300 questions"),
+    ("asterism eval real", Some(REAL), "160 questions"),
     ("asterism eval niah", Some(NIAH), "30 questions, half of them of 16k tokens"),
     ("asterism eval report", Some("asterism eval report run.jsonl --fail-below 1"), "one question is no score"),
 ];
@@ -57,6 +58,7 @@ const API: &str = "http://127.0.0.1:8000/";
 const API_HERE: &str = r#"http://$(sed 's/.*"api":"\([^"]*\)".*/\1/' .asterism/asterism/supervisor.json)/"#;
 const RULER: &str = "asterism eval ruler --methods dense,star,pulsar --lengths 1k --tasks niah_single_1 --samples 1 \
                      --save run.jsonl --chart ruler.svg";
+const REAL: &str = "asterism eval real --methods dense,auto --lengths 1k --tasks lex --samples 1";
 const NIAH: &str = "asterism eval niah --methods dense,pulsar --lengths 1k --depths 1 --samples 1 --chart niah.svg";
 
 fn root() -> PathBuf {

@@ -97,7 +97,12 @@ impl CallReader {
     }
 
     fn begin(&mut self) -> bool {
-        let blank = self.held.len() - self.held.trim_start().len();
+        // Further calls stand behind a semicolon or a comma.
+        let rest = match self.has_called {
+            true => self.held.trim_start_matches([' ', '\n', ';', ',']),
+            false => self.held.trim_start(),
+        };
+        let blank = self.held.len() - rest.len();
         match self.held[blank..].chars().next() {
             None => return false,
             Some('{' | '[') if !MARKS.iter().any(|mark| self.held[blank..].starts_with(mark)) => {

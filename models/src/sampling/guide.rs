@@ -118,7 +118,9 @@ impl Constraint {
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
         };
-        let cause = cause.chars().take(300).collect();
+        // On one line: it goes into an error's message.
+        let cause: String = cause.split_whitespace().collect::<Vec<_>>().join(" ");
+        let cause = cause.chars().filter(|letter| !letter.is_control()).take(300).collect();
         ModelError::Constraint { what, path: if path.is_empty() { "/".to_owned() } else { path }, cause }
     }
 

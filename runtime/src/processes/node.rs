@@ -34,6 +34,9 @@ pub use tie::SupervisorTie;
 /// A host joins before it loads its model: its attempts to join end by themselves after ten seconds.
 const JOIN_WITHIN: Duration = Duration::from_secs(30);
 
+/// A process that has left its supervisor ends within so long.
+const LEAVES_WITHIN: Duration = Duration::from_secs(10);
+
 /// The process of a host ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostExit {
@@ -134,6 +137,8 @@ struct ProcessKeeper {
     given_up: Arc<Mutex<Vec<HostExit>>>,
     origin: Instant,
     restarts: Restarts,
+    /// When somebody wanted the process started while it was not over yet.
+    wanted: Option<Instant>,
     /// Processes of the node that are not given up.
     running: watch::Sender<usize>,
 }
@@ -163,6 +168,7 @@ impl NodeAgent {
                 given_up: Arc::clone(&given_up),
                 origin: Instant::now(),
                 restarts: Restarts::new(cluster.max_restarts),
+                wanted: None,
                 running: running.clone(),
             };
             let task = tokio::spawn(keeper.keep());
@@ -253,6 +259,7 @@ impl ProcessKeeper {
             let over = stopped
                 || match &fate {
                     Fate::Restarting { after } => self.stopped_within(*after).await,
+                    _ if self.is_wanted() => false,
                     Fate::Finished => !self.wanted_again().await,
                     Fate::GivenUp { .. } => {
                         self.running.send_modify(|running| *running -= 1);
@@ -265,6 +272,15 @@ impl ProcessKeeper {
                 return self.running.send_modify(|running| *running -= 1);
             }
         }
+    }
+
+    /// Whether somebody wanted it started a moment before it ended.
+    fn is_wanted(&mut self) -> bool {
+        let wanted = self.wanted.take().is_some_and(|since| since.elapsed() < LEAVES_WITHIN);
+        if wanted {
+            self.restarts.begin_anew();
+        }
+        wanted
     }
 
     /// Waits until somebody wants a process that has ended started; false when it is to stay as it is.
@@ -306,8 +322,10 @@ impl ProcessKeeper {
                     Some(Command::Kill { start: wanted }) if wanted == start => {
                         return (process.kill().await, false);
                     }
-                    // It runs, or is another one.
-                    Some(Command::Kill { .. } | Command::Start) => {}
+                    // It is another one.
+                    Some(Command::Kill { .. }) => {}
+                    // Whoever wants it started saw it leave, and it has not ended yet.
+                    Some(Command::Start) => self.wanted = Some(Instant::now()),
                     Some(Command::Stop { grace }) => return (process.stop(grace).await, true),
                     None => return (process.kill().await, true),
                 },

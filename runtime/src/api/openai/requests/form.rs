@@ -85,8 +85,12 @@ fn of_text(fields: &mut Fields) -> Checked<Option<Constraint>> {
 
 /// vLLM's: one of `json`, `json_object`, `regex` and `choice`.
 fn of_structured(stated: Option<Value>) -> Checked<Option<Constraint>> {
-    let Some(Value::Object(stated)) = stated else { return Ok(None) };
     let name = "structured_outputs";
+    let stated = match stated {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Object(stated)) => stated,
+        Some(_) => return Err(wrong(name, &"expected an object")),
+    };
     let mut forms = stated.into_iter().filter(|(_, value)| !value.is_null());
     let form = match forms.next() {
         None => return Ok(None),

@@ -19,7 +19,10 @@ use crate::api::{
         ApiState, Checked,
         answers::answer,
         chat, refusal,
-        requests::fields::{Fields, PromptInput},
+        requests::{
+            fields::{Fields, PromptInput},
+            tools::without_tools,
+        },
     },
 };
 
@@ -87,6 +90,7 @@ fn ids(model: &ModelFront, subject: Subject) -> Result<Vec<u32>, JobError> {
         Subject::Text { text, around } => model.text_ids(text, around),
         Subject::Conversation { turns, ending } => {
             let date = model.date(None, Duration::from_secs(answer::unix_time()));
+            let turns = if model.takes_tools() { turns } else { without_tools(turns, &[]) };
             let (context, query) = model.conversation(turns, RenderOptions::on(date).ending(ending))?;
             model.rendered_ids(context, query)
         }
