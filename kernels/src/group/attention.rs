@@ -153,23 +153,15 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
 
     fn attention_by(&self, q: &GroupTensor<B>, kv: &GroupKv<B>, selector: Selector) -> Sparse<'_, Self> {
         let q = self.queries(q, kv.heads)?;
-        let each = self.by_selector(&q, kv, selector)?;
-        let (partials, selections): (Vec<_>, Vec<_>) = each.into_iter().unzip();
+        let (mut partials, mut selections) = (Vec::new(), Vec::new());
+        // One after the other: what they selected stays where it is, and is no thread's to hand on.
+        for ((member, q), kv) in self.members.iter().zip(q.parts.iter()).zip(&kv.parts) {
+            let (partial, selection) = member.attention_by(q, kv, selector)?;
+            partials.push(partial);
+            selections.push(selection);
+        }
         let is_own = |at: usize| q.layout.as_ref().map_or(at == 0, |split| split.is_source(at));
         let own = selections.into_iter().enumerate().filter(|(at, _)| is_own(*at)).map(|(_, own)| own);
         Ok((Self::partial(partials, &q.layout), Selection::joined(own.collect())))
-    }
-}
-
-impl<B: Backend> DeviceGroup<B> {
-    /// Of each member, in whose own threads this is done.
-    fn by_selector<'a>(
-        &'a self,
-        q: &GroupTensor<B>,
-        kv: &GroupKv<B>,
-        selector: Selector,
-    ) -> Result<Vec<(Partial<B::Tensor>, Selection<'a>)>, KernelError> {
-        let members = self.members.iter().zip(q.parts.iter()).zip(&kv.parts);
-        members.map(|((member, q), kv)| member.attention_by(q, kv, selector)).collect()
     }
 }

@@ -13,6 +13,9 @@ pub struct GroupTensor<B: Backend> {
     pub(super) layout: Layout,
 }
 
+/// What gives a tensor that is on its way.
+pub(super) type Coming<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>;
+
 impl<B: Backend> Clone for GroupTensor<B> {
     fn clone(&self) -> Self {
         Self { parts: Arc::clone(&self.parts), layout: self.layout.clone() }
@@ -52,10 +55,7 @@ impl<B: Backend> DeviceGroup<B> {
     }
 
     /// The same, on its way while the devices do what else they are asked, until it is taken.
-    pub(super) fn beside(
-        &self,
-        x: GroupTensor<B>,
-    ) -> Result<Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>, KernelError> {
+    pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<Coming<B>, KernelError> {
         let members = self.members.len();
         let columns = x.layout.as_deref().and_then(|split| match split.segments[..] {
             [segment] if segment.copies == 1 => Some((segment, split.axis)),
