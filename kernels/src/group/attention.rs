@@ -14,9 +14,6 @@ pub struct GroupKv<B: Backend> {
     layout: Layout,
 }
 
-/// What a member has of attention by a selector, and the keys that it chose.
-type MemberSelection<'a, B> = (Partial<<B as TensorOps>::Tensor>, Selection<'a>);
-
 impl<B: Backend> Clone for GroupKv<B> {
     fn clone(&self) -> Self {
         Self { parts: self.parts.clone(), heads: self.heads, layout: self.layout.clone() }
@@ -63,17 +60,6 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         let (k, v) = (self.dealt(k, &kv.layout)?, self.dealt(v, &kv.layout)?);
         for (at, (part, member)) in kv.parts.iter_mut().zip(&self.members).enumerate() {
             member.kv_append(part, &k.parts[at], &v.parts[at])?;
-        }
-        Ok(())
-    }
-
-    fn kv_extend(&self, kv: &mut GroupKv<B>, more: &GroupKv<B>) -> Result<(), KernelError> {
-        if (kv.heads, &kv.layout) != (more.heads, &more.layout) {
-            let expected = format!("a cache of {} KV heads, dealt alike", kv.heads);
-            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads]]));
-        }
-        for ((part, more), member) in kv.parts.iter_mut().zip(&more.parts).zip(&self.members) {
-            member.kv_extend(part, more)?;
         }
         Ok(())
     }
@@ -167,23 +153,15 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
 
     fn attention_by(&self, q: &GroupTensor<B>, kv: &GroupKv<B>, selector: Selector) -> Sparse<'_, Self> {
         let q = self.queries(q, kv.heads)?;
-        let each = self.by_selector(&q, kv, selector)?;
-        let (partials, selections): (Vec<_>, Vec<_>) = each.into_iter().unzip();
+        let (mut partials, mut selections) = (Vec::new(), Vec::new());
+        // One after the other: what they selected stays where it is, and is no thread's to hand on.
+        for ((member, q), kv) in self.members.iter().zip(q.parts.iter()).zip(&kv.parts) {
+            let (partial, selection) = member.attention_by(q, kv, selector)?;
+            partials.push(partial);
+            selections.push(selection);
+        }
         let is_own = |at: usize| q.layout.as_ref().map_or(at == 0, |split| split.is_source(at));
         let own = selections.into_iter().enumerate().filter(|(at, _)| is_own(*at)).map(|(_, own)| own);
         Ok((Self::partial(partials, &q.layout), Selection::joined(own.collect())))
-    }
-}
-
-impl<B: Backend> DeviceGroup<B> {
-    /// Of each member, in whose own threads this is done.
-    fn by_selector<'a>(
-        &'a self,
-        q: &GroupTensor<B>,
-        kv: &GroupKv<B>,
-        selector: Selector,
-    ) -> Result<Vec<MemberSelection<'a, B>>, KernelError> {
-        let members = self.members.iter().zip(q.parts.iter()).zip(&kv.parts);
-        members.map(|((member, q), kv)| member.attention_by(q, kv, selector)).collect()
     }
 }

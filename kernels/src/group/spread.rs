@@ -13,6 +13,9 @@ pub struct GroupTensor<B: Backend> {
     pub(super) layout: Layout,
 }
 
+/// What gives a tensor that is on its way.
+pub(super) type Coming<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>;
+
 impl<B: Backend> Clone for GroupTensor<B> {
     fn clone(&self) -> Self {
         Self { parts: Arc::clone(&self.parts), layout: self.layout.clone() }
@@ -29,9 +32,6 @@ impl<B: Backend> GroupTensor<B> {
         self.layout.as_ref().is_some_and(|split| split.axis == axis)
     }
 }
-
-/// A tensor that is on its way to all devices, and is waited for when it is taken.
-pub(super) type ComingTensor<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>;
 
 impl<B: Backend> DeviceGroup<B> {
     /// What each makes of its own parts, which lies as `layout` says.
@@ -55,7 +55,7 @@ impl<B: Backend> DeviceGroup<B> {
     }
 
     /// The same, on its way while the devices do what else they are asked, until it is taken.
-    pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<ComingTensor<B>, KernelError> {
+    pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<Coming<B>, KernelError> {
         let members = self.members.len();
         let columns = x.layout.as_deref().and_then(|split| match split.segments[..] {
             [segment] if segment.copies == 1 => Some((segment, split.axis)),

@@ -118,6 +118,8 @@ struct Inboxes {
     abandoned: Abandoned,
     /// Of each member, for copies beside what it computes.
     sides: Vec<Arc<CudaStream>>,
+    /// Whether such copies were tried, and came to where they belong.
+    places: bool,
     /// For what the kernel does not take.
     meeting: Rendezvous<Cuda>,
 }
@@ -161,8 +163,9 @@ impl Inboxes {
         let side = |member: &Arc<Cuda>| member.device.shared_context().new_stream();
         let sides = members.iter().map(side).collect::<Result<Vec<_>, _>>();
         let sides = sides.map_err(|error| device_error("all_gather", error))?;
+        let places = Placing::is_right(members, &sides).unwrap_or(false);
         let meeting = Rendezvous::new(members);
-        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), sides, meeting })
+        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), sides, places, meeting })
     }
 
     /// Where `receiver` gets what `sender` sends by exchange `number`.
@@ -253,7 +256,9 @@ impl AllGather<Cuda> for Inboxes {
         // Kernels wait for each other on the devices, and nobody here: all are queued before the caller asks for anything else.
         match Layout::of(&parts[0], sizes, axis) {
             Some(layout) => self.queued_all(parts, &layout),
-            None if Placing::takes(parts, axis) => Placing::begun(&self.members, &self.sides, (parts, sizes))?.joined(),
+            None if self.places && Placing::takes(parts, axis) => {
+                Placing::begun(&self.members, &self.sides, (parts, sizes))?.joined()
+            }
             None => self.meeting.gather_all(parts, sizes, axis),
         }
     }
@@ -265,7 +270,7 @@ impl AllGather<Cuda> for Inboxes {
         axis: usize,
     ) -> Result<PendingGather<Cuda>, KernelError> {
         match Layout::of(&parts[0], sizes, axis) {
-            None if Placing::takes(parts, axis) => {
+            None if self.places && Placing::takes(parts, axis) => {
                 let placing = Placing::begun(&self.members, &self.sides, (parts, sizes))?;
                 Ok(Box::new(|| placing.joined()))
             }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, sys};
 use super::super::device::device_error;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
-use crate::KernelError;
+use crate::{DType, KernelError};
 
 /// Columns of all members on their way to each, by copies that the devices make beside what they compute.
 pub(super) struct Placing {
@@ -25,6 +25,26 @@ impl Placing {
     /// Whether these are columns, as products give them.
     pub fn takes(parts: &[Tensor], axis: usize) -> bool {
         axis == 1 && parts.iter().all(|part| part.shape.len() == 2 && !part.rows_first && part.bytes() > 0)
+    }
+
+    /// Whether columns of each of these members come to all of them as they are.
+    pub fn is_right(members: &[Arc<Cuda>], sides: &[Arc<CudaStream>]) -> Result<bool, KernelError> {
+        let (rows, columns) = (3, 8);
+        let value = |row: usize, column: usize| (row * columns * members.len() + column) as f32;
+        let part = |(at, member): (usize, &Arc<Cuda>)| {
+            let own = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, at * columns + column)));
+            let values: Vec<f32> = own.map(|(row, column)| value(row, column)).collect();
+            member.device.tensor(&[rows, columns], &values, DType::F32)
+        };
+        let parts = members.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
+        let whole = Self::begun(members, sides, (&parts, &vec![columns; members.len()]))?.joined()?;
+        let expected: Vec<f32> = (0..rows * columns * members.len()).map(|at| at as f32).collect();
+        for (member, whole) in members.iter().zip(&whole) {
+            if member.device.download(whole)? != expected {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Queues the copies, behind what was asked of the devices before.
