@@ -64,6 +64,17 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         Ok(())
     }
 
+    fn kv_extend(&self, kv: &mut GroupKv<B>, more: &GroupKv<B>) -> Result<(), KernelError> {
+        if (kv.heads, &kv.layout) != (more.heads, &more.layout) {
+            let expected = format!("a cache of {} KV heads, dealt alike", kv.heads);
+            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads]]));
+        }
+        for ((part, more), member) in kv.parts.iter_mut().zip(&more.parts).zip(&self.members) {
+            member.kv_extend(part, more)?;
+        }
+        Ok(())
+    }
+
     fn kv_rows(&self, kv: &GroupKv<B>, start: usize, end: usize) -> Result<GroupKv<B>, KernelError> {
         let parts = self.each(|at, member| member.kv_rows(&kv.parts[at], start, end))?;
         Ok(GroupKv { parts, ..kv.clone() })
