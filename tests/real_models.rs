@@ -209,13 +209,9 @@ fn jobs_chats_sessions_and_eval_of_qwen_have_the_tokens_of_transformers() {
 
 #[test]
 #[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
-fn gguf_files_have_the_tokens_of_transformers_on_their_numbers() {
+fn a_gguf_file_has_the_tokens_of_transformers_on_its_numbers() {
     if let Some(asked) = SMOLLM2.cluster(2) {
         asked.jobs();
-    }
-    if let Some(asked) = QWEN.cluster(1) {
-        asked.jobs();
-        asked.chats();
     }
 }
 
