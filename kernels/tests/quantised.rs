@@ -104,6 +104,24 @@ fn rows_of_a_table_in_blocks_are_those_of_its_numbers() {
     }
 }
 
+#[test]
+fn powers_of_two_are_finite_where_their_products_are() {
+    for exponent in 0..=u8::MAX {
+        for code in 0..16_u8 {
+            let block: Vec<u8> = [exponent].into_iter().chain([code; 16]).collect();
+            let mut values = [0.0; 32];
+            BlockFormat::Mxfp4.dequantize(&block, &mut values);
+            let got = BlockFormat::Mxfp4.first_not_finite(&block);
+            assert_eq!(
+                got.is_none(),
+                values[0].is_finite(),
+                "2^({exponent} - 127), code {code}: {got:?}, {}",
+                values[0]
+            );
+        }
+    }
+}
+
 proptest! {
     /// Whatever the bytes are, a block that is said to be finite is, and one that is not names an element of it.
     #[test]

@@ -115,11 +115,11 @@ impl BlockFormat {
         }
     }
 
-    /// The first element whose scales are no numbers, and one that they make so.
+    /// The first element of the first block with an element that is not finite, and what makes it so.
     pub fn first_not_finite(self, bytes: &[u8]) -> Option<(usize, f32)> {
         let factor = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         let wrong = |block: &[u8]| match self {
-            B::Mxfp4 => (block[0] == u8::MAX).then_some(f32::NAN),
+            B::Mxfp4 => mxfp4_not_finite(block),
             _ => self.factors().iter().map(|at| factor(block, *at)).find(|factor| !factor.is_finite()),
         };
         let mut blocks = bytes.chunks_exact(self.bytes()).enumerate();
@@ -150,6 +150,18 @@ impl BlockFormat {
             _ => &AS_THEY_ARE,
         }
     }
+}
+
+/// An element of a block of MXFP4 that is not finite: its factor is a power of two up to 2^127, whose product with a code may be beyond f32.
+fn mxfp4_not_finite(block: &[u8]) -> Option<f32> {
+    /// The least exponent whose product with the largest code, 6, is beyond f32.
+    const BEYOND: u8 = 253;
+    if block[0] < BEYOND {
+        return None;
+    }
+    let mut values = [0.0; SUB];
+    B::Mxfp4.dequantize(block, &mut values);
+    values.into_iter().find(|value| !value.is_finite())
 }
 
 impl fmt::Display for BlockFormat {
