@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::Meta;
 
 /// Version of header and messages; peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Bytes before the meta.
 pub const HEADER_BYTES: usize = 40;
 /// Largest archived meta accepted from a peer.

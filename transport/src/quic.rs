@@ -1,7 +1,7 @@
 //! QUIC between processes: TLS 1.3, both sides authenticated against the cluster's CA. Carries frames; reads none.
 //!
 //! One socket listens and connects, so that a peer's address is the one it listens on. A channel is one bidirectional
-//! stream. The protocol version is the TLS application protocol (`asterism/1`), so that a peer of another version is
+//! stream. The protocol version is the TLS application protocol (`asterism/N`), so that a peer of another version is
 //! refused before a byte of it is read.
 
 pub(crate) mod admission;

@@ -9,13 +9,18 @@ use std::{
 };
 
 use asterism_transport::{
-    FrameError, Link, NoObserver, Transport, TransportError,
+    FrameError, Link, NoObserver, PROTOCOL_VERSION, Transport, TransportError,
     certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     quic::{QuicConfig, QuicTransport, Security},
 };
 use common::{Counts, an_hour, authority, frame, loopback, meet, mutual, receive, send, within};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+/// The application protocol of `version`.
+fn protocol(version: u16) -> Vec<u8> {
+    format!("asterism/{version}").into_bytes()
+}
 
 /// A transport and what it counted.
 fn bind(security: Security) -> (Arc<dyn Transport>, Arc<Counts>) {
@@ -84,7 +89,7 @@ async fn a_guest_without_security_is_refused_by_a_host_with() {
 async fn no_certificate_is_refused_and_counted() {
     let ours = authority();
     let (host, counts) = bind(mutual(&ours, "host"));
-    let stranger = Stranger::new(&ours, b"asterism/1", Certificate::None);
+    let stranger = Stranger::new(&ours, &protocol(PROTOCOL_VERSION), Certificate::None);
     let error = within(stranger.connect(host.local_address())).await.expect_err("the stranger is refused");
     assert!(error.to_string().contains("certificate"), "{error}");
     counts.wait_for_rejections("certificate", 1).await;
@@ -94,12 +99,12 @@ async fn no_certificate_is_refused_and_counted() {
 async fn another_protocol_version_is_refused_and_counted() {
     let ours = authority();
     let (host, counts) = bind(mutual(&ours, "host"));
-    let stranger = Stranger::new(&ours, b"asterism/2", Certificate::OfHost);
+    let stranger = Stranger::new(&ours, &protocol(PROTOCOL_VERSION + 1), Certificate::OfHost);
     within(stranger.connect(host.local_address())).await.expect_err("the stranger is refused");
     counts.wait_for_rejections("protocol_version", 1).await;
 
     let error = within(host.connect(stranger.address())).await.err().expect("the host is refused");
-    assert_eq!(error, TransportError::ProtocolVersion { peer: stranger.address(), expected: 1 });
+    assert_eq!(error, TransportError::ProtocolVersion { peer: stranger.address(), expected: PROTOCOL_VERSION });
 }
 
 #[tokio::test]
@@ -121,12 +126,13 @@ async fn refusals_keep_nobody_else_out() {
 async fn bytes_that_are_no_frame_end_their_channel_only() {
     let ours = authority();
     let (host, counts) = bind(mutual(&ours, "host"));
-    let stranger = Stranger::new(&ours, b"asterism/1", Certificate::OfHost);
+    let stranger = Stranger::new(&ours, &protocol(PROTOCOL_VERSION), Certificate::OfHost);
     let (connection, link) =
         within(async { tokio::join!(stranger.connect(host.local_address()), host.accept()) }).await;
     let (connection, link) = (connection.expect("the certificate is good"), link.expect("the host is open"));
 
-    let lying = *b"ASTR\x01\x00\x01\x00correlat\xff\xff\xff\xff\xff\xff\xff\xff........zero-zer";
+    let mut lying = *b"ASTR..\x01\x00correlat\xff\xff\xff\xff\xff\xff\xff\xff........zero-zer";
+    lying[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     let cases: [(&[u8], FrameError); 2] = [
         (&[b'x'; 64], FrameError::Magic { got: *b"xxxx" }),
         (&lying, FrameError::TooLarge { part: "meta", got: u64::MAX, max: 64 << 20 }),

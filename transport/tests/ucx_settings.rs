@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use asterism_transport::{
-    NoObserver, Transport, TransportError,
+    NoObserver, PROTOCOL_VERSION, Transport, TransportError,
     quic::{QuicConfig, QuicTransport, Security},
     ucx::{UcxConfig, UcxTransport},
 };
@@ -125,7 +125,7 @@ fn of_another_version() -> quinn::Endpoint {
         .with_no_client_auth()
         .with_single_cert(vec![own.cert.der().clone()], key.into())
         .expect("the key is the certificate's");
-    tls.alpn_protocols = vec![b"asterism/1".to_vec(), b"asterism-ucx/0".to_vec()];
+    tls.alpn_protocols = vec![format!("asterism/{PROTOCOL_VERSION}").into_bytes(), b"asterism-ucx/0".to_vec()];
     let crypto = quinn::crypto::rustls::QuicServerConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     quinn::Endpoint::server(quinn::ServerConfig::with_crypto(Arc::new(crypto)), loopback()).expect("a port is free")
 }

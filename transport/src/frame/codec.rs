@@ -491,7 +491,8 @@ mod tests {
             decode_pieces(&wire, &[7]).expect_err("the header is wrong")
         };
         assert_eq!(with(0, b"HTTP"), FrameError::Magic { got: *b"HTTP" });
-        assert_eq!(with(4, &[2, 0]), FrameError::Version { got: 2, expected: 1 });
+        let other = PROTOCOL_VERSION + 1;
+        assert_eq!(with(4, &other.to_le_bytes()), FrameError::Version { got: other, expected: PROTOCOL_VERSION });
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
         assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
         assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
