@@ -105,7 +105,7 @@ fn bytes(changes: &[Change]) -> Vec<usize> {
 
 fn kept(commands: &[SupervisorCommand]) -> Vec<Change> {
     let change = |command: &SupervisorCommand| match command {
-        SupervisorCommand::Persist(change) => Some(change.clone()),
+        SupervisorCommand::Persist(change) | SupervisorCommand::Note(change) => Some(change.clone()),
         _ => None,
     };
     commands.iter().filter_map(change).collect()

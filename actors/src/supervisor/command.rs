@@ -35,11 +35,13 @@ pub enum SupervisorEvent {
     Tick,
 }
 
-/// What the supervisor wants done, in order; nothing that follows a change to be kept is done before it is.
+/// What the supervisor wants done, in order. Nothing beside a change to be kept, and nothing later, is done before it is.
 #[derive(Clone, Debug)]
 pub enum SupervisorCommand {
     /// Keep a change in the journal.
     Persist(Change),
+    /// Keep a change that nothing beside it rests on: a supervisor that starts without it comes to the same answers.
+    Note(Change),
     /// Tell a host or node.
     Send {
         /// Connection.

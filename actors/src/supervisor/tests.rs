@@ -199,7 +199,7 @@ impl Cluster {
     fn carry_out(&mut self, commands: Vec<SupervisorCommand>) {
         for command in commands {
             match command {
-                SupervisorCommand::Persist(change) => self.keep(change),
+                SupervisorCommand::Persist(change) | SupervisorCommand::Note(change) => self.keep(change),
                 SupervisorCommand::Send { connection, command } => {
                     self.hears(connection, &command);
                     self.sent.push((connection, command));

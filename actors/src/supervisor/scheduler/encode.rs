@@ -134,8 +134,12 @@ impl EncodeScheduler<'_> {
         let again = placed.again.take().filter(|again| again.shards > 0);
         let encode_s = self.loss.now.saturating_sub(placed.began).as_secs_f64();
         if first || apart {
-            // After a restart too, and it is not ready for the first time then.
-            self.loss.out.extend(record::places(&context, &addresses).map(SupervisorCommand::Persist));
+            // After a restart too, and it is not ready for the first time then: a session says so once, a job only counts it.
+            let kept = match context.owner {
+                ContextOwner::Job(_) => SupervisorCommand::Note,
+                ContextOwner::Session(_) => SupervisorCommand::Persist,
+            };
+            self.loss.out.extend(record::places(&context, &addresses).map(kept));
         }
         let (sparsity, attempt) = (context.sparsity(), context.attempt());
         let timings = context.timings(&|host| addresses[host].0.clone());

@@ -35,7 +35,7 @@ use crate::{
             events::EventListener,
             feed::Listener,
             watchdog::Watchdog,
-            write_queue::{Request, Subject},
+            write_queue::{ChangeScope, Request, Subject},
             writer::EntriesCallback,
         },
         state::SupervisorState,
@@ -212,21 +212,21 @@ impl Supervisor {
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
-        let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
-        let prepared =
-            self.prepared(&holder, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+        let (key, request) = (holder(&request), JobRequest { template_date, ..request });
+        let prepared = self.prepared(&key, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
         let asks = match &prepared.source {
             Source::Session(name) => Some(Subject::Session(name.clone())),
             Source::Context(_) => None,
         };
-        let subject = (vec![Subject::Job(id.clone())], asks, prepared.bytes());
+        let scope =
+            ChangeScope { asks, bytes: prepared.bytes(), key, ..ChangeScope::of(vec![Subject::Job(id.clone())]) };
         let decide = move |state: &mut SupervisorState, now| {
             let number = state.number();
             state.submit(now, number, prepared).map(|(_, decided)| decided)
         };
-        self.change(subject, decide, |_, _| Ok(id)).await
+        self.change(scope, decide, |_, _| Ok(id)).await
     }
 
     /// Does what takes long on a thread of its own, few at a time.
@@ -274,8 +274,8 @@ impl Supervisor {
     /// Cancels a job that has not ended.
     pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
         let id = bounds::name("id", id)?;
-        let subject = (vec![Subject::Job(id.clone())], None, 0);
-        self.change(subject, move |state, now| state.cancel(now, &id), |_, _| Ok(())).await
+        let scope = ChangeScope::of(vec![Subject::Job(id.clone())]);
+        self.change(scope, move |state, now| state.cancel(now, &id), |_, _| Ok(())).await
     }
 
     /// The cluster.
@@ -293,13 +293,14 @@ impl Supervisor {
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let request = SessionRequest { template_date, ..request };
         let prepared = self.prepared(&None, move || model.prepare_session(request, &method, &hosts)).await?;
-        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let changes = vec![Subject::Session(name.clone()), Subject::Room];
+        let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };
         let created = name.clone();
         let decide = move |state: &mut SupervisorState, now| {
             let number = state.number();
             state.create_session((now, number), &created, prepared, ttl)
         };
-        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+        self.change(scope, decide, move |state, now| state.session_status(now, &name)).await
     }
 
     /// One session.
@@ -311,9 +312,9 @@ impl Supervisor {
     /// Lets a session live so many seconds from now on.
     pub async fn extend_session(&self, name: &str, ttl_s: f64) -> Result<SessionStatus, JobError> {
         let (name, ttl) = (bounds::name("name", name)?, bounds::seconds("ttl_s", ttl_s)?);
-        let (subject, extended) = ((vec![Subject::Session(name.clone())], None, 0), name.clone());
+        let (scope, extended) = (ChangeScope::of(vec![Subject::Session(name.clone())]), name.clone());
         let decide = move |state: &mut SupervisorState, now| state.extend_session(now, &extended, ttl);
-        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+        self.change(scope, decide, move |state, now| state.session_status(now, &name)).await
     }
 
     /// Appends to a session, for questions that come when that is encoded; until then they see nothing of it.
@@ -326,20 +327,21 @@ impl Supervisor {
         let (session, asked) = found?;
         let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
         let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
-        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let changes = vec![Subject::Session(name.clone()), Subject::Room];
+        let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };
         let grown = name.clone();
         let decide = move |state: &mut SupervisorState, now| {
             let number = state.number();
             state.append_session((now, number), (&grown, base), prepared)
         };
-        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+        self.change(scope, decide, move |state, now| state.session_status(now, &name)).await
     }
 
     /// Ends a session and frees its keys and values.
     pub async fn drop_session(&self, name: &str) -> Result<(), JobError> {
         let name = bounds::name("name", name)?;
-        let subject = (vec![Subject::Session(name.clone())], None, 0);
-        self.change(subject, move |state, now| state.drop_session(now, &name), |_, _| Ok(())).await
+        let scope = ChangeScope::of(vec![Subject::Session(name.clone())]);
+        self.change(scope, move |state, now| state.drop_session(now, &name), |_, _| Ok(())).await
     }
 
     /// One host.
@@ -358,7 +360,7 @@ impl Supervisor {
         let name = bounds::name("name", name)?;
         let scheduled = name.clone();
         let decide = move |state: &mut SupervisorState, now| state.schedule_host(now, &scheduled, scheduling, deadline);
-        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
+        self.change(ChangeScope::of(vec![Subject::Hosts]), decide, move |state, now| state.host_named(now, &name)).await
     }
 
     /// Has a host give its work away, for `deadline` at most, end, and be started again by its node; starts one that is not there.
@@ -366,7 +368,7 @@ impl Supervisor {
         let name = bounds::name("name", name)?;
         let restarted = name.clone();
         let decide = move |state: &mut SupervisorState, now| state.restart_host(now, &restarted, deadline);
-        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
+        self.change(ChangeScope::of(vec![Subject::Hosts]), decide, move |state, now| state.host_named(now, &name)).await
     }
 
     /// What its journal has, as it is between two changes.
@@ -388,7 +390,8 @@ impl Supervisor {
         let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
         let migration_target = spare.clone();
         let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &migration_target);
-        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &spare)).await
+        self.change(ChangeScope::of(vec![Subject::Hosts]), decide, move |state, now| state.host_named(now, &spare))
+            .await
     }
 
     /// Ends in order and leaves hosts and nodes as they are: they hold what they have, and look for the supervisor that comes
@@ -425,10 +428,10 @@ impl Supervisor {
         self.actor.kill();
     }
 
-    /// Has a change decided, kept and brought into force. `subject`: what it changes, what it asks, and its bytes.
+    /// Has a change decided, kept and brought into force.
     async fn change<T: Send + 'static>(
         &self,
-        (changes, asks, bytes): (Vec<Subject>, Option<Subject>, u64),
+        scope: ChangeScope,
         decide: impl FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send + 'static,
         then: impl FnOnce(&SupervisorState, Duration) -> Result<T, JobError> + Send + 'static,
     ) -> Result<T, JobError> {
@@ -436,7 +439,7 @@ impl Supervisor {
         let heard = move |result: Result<(&SupervisorState, Duration), JobError>| {
             let _ = answer.send(result.and_then(|(state, now)| then(state, now)));
         };
-        let request = Request { changes, asks, bytes, decide: Box::new(decide), answer: Box::new(heard) };
+        let request = Request { scope, decide: Box::new(decide), answer: Box::new(heard) };
         self.actor.cast(SupervisorMessage::Change(request)).map_err(|_| JobError::Stopping)?;
         answered.await.map_err(|_| JobError::Stopping)?
     }

@@ -339,7 +339,7 @@ impl SupervisorShell {
 
     fn act(&mut self, command: SupervisorCommand) {
         match command {
-            SupervisorCommand::Persist(_) => {}
+            SupervisorCommand::Persist(_) | SupervisorCommand::Note(_) => {}
             SupervisorCommand::Send { connection, command } => {
                 if let Some((_, outbox)) = self.connections.get(&connection) {
                     outbox.send(command);

@@ -1,7 +1,8 @@
 //! What the journal takes next, what waits for that, and what is told outside when it is done. No file and no thread: those
 //! are `writer.rs`.
 //!
-//! Writes go one after the other; all that came up during one is the next, in one transaction. What clients change is decided
+//! Writes go one after the other; all that came up during one is the next, in one transaction, of clients' changes no more than a
+//! disk takes quickly, keys in turn. What clients change is decided
 //! only when its write begins, on the state as it is then, and comes into force when the journal has it. Of changes that
 //! touch the same job, session or host, one is in a write; the next is decided when that is in force. To decide it on what
 //! the state will be would need a second state. What hosts changed is in force already; what follows from it outside waits
@@ -13,12 +14,13 @@
 //! no more than a short one; when it is not, they are refused with it.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
 use crate::{
+    capacity::Holder,
     error::JobError,
     store::{Change, StoreError, Table},
     supervisor::{command::SupervisorCommand, journal::change::Decided, state::SupervisorState},
@@ -53,14 +55,30 @@ pub enum Subject {
     Hosts,
 }
 
-/// A change that a client asks for.
-pub struct Request {
+/// What a change that a client asks for touches.
+#[derive(Clone, Debug, Default)]
+pub struct ChangeScope {
     /// What it changes.
     pub changes: Vec<Subject>,
     /// What it asks, as others may in the same write.
     pub asks: Option<Subject>,
     /// Bytes that it takes while it waits.
     pub bytes: u64,
+    /// Whose it is: the changes of several keys are decided in turn.
+    pub key: Holder,
+}
+
+impl ChangeScope {
+    /// Changes these, and takes next to nothing while it waits.
+    pub fn of(changes: Vec<Subject>) -> Self {
+        Self { changes, ..Self::default() }
+    }
+}
+
+/// A change that a client asks for.
+pub struct Request {
+    /// What it touches.
+    pub scope: ChangeScope,
     /// Decides it.
     pub decide: Decide,
     /// Hears what came of it.
@@ -75,7 +93,8 @@ pub enum JournalAction {
     Notify(StateCallback),
 }
 
-/// The most changes of clients that one write takes. What happened it takes all, as a part of it may need the rest.
+/// The most changes of clients that one write takes: everything that is said to anybody waits for the write under way, and what is
+/// large takes a disk long. What happened it takes all, as a part of it may need the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits {
     /// Changes.
@@ -86,7 +105,7 @@ pub struct BatchLimits {
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self { entries: 256, bytes: 4 << 20 }
+        Self { entries: 256, bytes: 512 << 10 }
     }
 }
 
@@ -149,13 +168,19 @@ impl Journal {
     /// Takes in what an event wants done. Returns what can be done now.
     pub fn follow(&mut self, commands: Vec<SupervisorCommand>) -> Vec<JournalAction> {
         let (mut changes, mut acts) = (Vec::new(), Vec::with_capacity(commands.len()));
+        let mut noted = Vec::new();
         for command in commands {
             match command {
                 SupervisorCommand::Persist(change) => changes.push(change),
+                SupervisorCommand::Note(change) => noted.push(change),
                 other => acts.push(JournalAction::Do(Box::new(other))),
             }
         }
-        self.happen(Happening { changes, acts })
+        let mut acts = self.happen(Happening { changes, acts });
+        if !noted.is_empty() {
+            acts.extend(self.happen(Happening { changes: noted, acts: Vec::new() }));
+        }
+        acts
     }
 
     /// Tells somebody how things are when the journal has all that this rests on.
@@ -178,7 +203,7 @@ impl Journal {
 
     /// Takes in what a client wants changed.
     pub fn ask(&mut self, request: Request) {
-        let bytes = self.request_bytes.saturating_add(request.bytes);
+        let bytes = self.request_bytes.saturating_add(request.scope.bytes);
         if self.requests.len() >= QUEUED_CHANGES || (bytes > QUEUED_CHANGE_BYTES && !self.requests.is_empty()) {
             return (request.answer)(Err(JobError::Busy));
         }
@@ -211,17 +236,18 @@ impl Journal {
     fn decide(&mut self, state: &mut SupervisorState, now: Duration) -> Vec<(Decided, ChangeCallback)> {
         let (mut decided, mut later, mut bytes) = (Vec::new(), VecDeque::new(), 0);
         let (mut changed, mut asked) = (BTreeSet::new(), BTreeSet::new());
-        for request in std::mem::take(&mut self.requests) {
+        for request in in_turn(std::mem::take(&mut self.requests)) {
+            let scope = &request.scope;
             let full = decided.len() >= self.limits.entries || bytes >= self.limits.bytes;
-            let taken = request.changes.iter().any(|subject| changed.contains(subject) || asked.contains(subject));
-            let waits = full || taken || request.asks.iter().any(|subject| changed.contains(subject));
-            changed.extend(request.changes.iter().cloned());
-            asked.extend(request.asks.iter().cloned());
+            let taken = scope.changes.iter().any(|subject| changed.contains(subject) || asked.contains(subject));
+            let waits = full || taken || scope.asks.iter().any(|subject| changed.contains(subject));
+            changed.extend(scope.changes.iter().cloned());
+            asked.extend(scope.asks.iter().cloned());
             if waits {
                 later.push_back(request);
                 continue;
             }
-            self.request_bytes -= request.bytes;
+            self.request_bytes -= scope.bytes;
             let change = (request.decide)(state, now).and_then(|decided: Decided| {
                 let checked = decided.changes.iter().try_for_each(Change::check);
                 checked.map(|()| decided).map_err(|error| JobError::Journal(Arc::new(error)))
@@ -262,11 +288,13 @@ impl Journal {
         for (mut decided, answer) in batch.decided {
             let kept = std::mem::take(&mut decided.changes);
             let mut commands = state.adopt(now, decided);
-            let persists = |command: &SupervisorCommand| matches!(command, SupervisorCommand::Persist(_));
-            let known = |command: &SupervisorCommand| !matches!(command, SupervisorCommand::Persist(change) if !kept.contains(change));
-            if self.happened.is_empty() && commands.iter().all(known) {
+            let change_of = |command: &SupervisorCommand| match command {
+                SupervisorCommand::Persist(change) | SupervisorCommand::Note(change) => Some(change.clone()),
+                _ => None,
+            };
+            if self.happened.is_empty() && commands.iter().filter_map(change_of).all(|change| kept.contains(&change)) {
                 // The journal has it all so, and nothing came since.
-                commands.retain(|command| !persists(command));
+                commands.retain(|command| change_of(command).is_none());
             }
             // It follows what happened since it was decided.
             acts.extend(self.follow(commands));
@@ -297,6 +325,19 @@ impl Journal {
         }
         acts
     }
+}
+
+/// The first of each key, then the second of each, and so on; those of one key as they came.
+fn in_turn(requests: VecDeque<Request>) -> Vec<Request> {
+    let mut turns: BTreeMap<Holder, usize> = BTreeMap::new();
+    let turn_of = |request: Request| {
+        let turn = turns.entry(request.scope.key.clone()).or_default();
+        *turn += 1;
+        (*turn, request)
+    };
+    let mut requests: Vec<(usize, Request)> = requests.into_iter().map(turn_of).collect();
+    requests.sort_by_key(|(turn, _)| *turn);
+    requests.into_iter().map(|(_, request)| request).collect()
 }
 
 fn keys(changes: &[Change]) -> impl Iterator<Item = ChangeKey> + '_ {

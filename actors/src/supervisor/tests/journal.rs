@@ -8,9 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    capacity::Holder,
     error::JobError,
     store::StoreError,
-    supervisor::shell::write_queue::{BatchLimits, Decide, Journal, Request, Subject},
+    supervisor::shell::write_queue::{BatchLimits, ChangeScope, Decide, Journal, Request, Subject},
 };
 use change::{Step, World, grown, step};
 
@@ -64,6 +65,10 @@ impl Disk {
     }
 
     fn ask(&mut self, step: Step) {
+        self.ask_as(None, step);
+    }
+
+    fn ask_as(&mut self, key: Holder, step: Step) {
         let name = |session: u8| format!("session-{session}");
         let state = &self.world.cluster.state;
         let context = prepared(&state.config().method.clone(), 2);
@@ -125,7 +130,8 @@ impl Disk {
         let heard = move |result: Result<(&SupervisorState, Duration), JobError>| {
             answers.lock().expect("no holder panics").push((id, result.map(drop)));
         };
-        self.queue().ask(Request { changes, asks, bytes: 1, decide, answer: Box::new(heard) });
+        let scope = ChangeScope { changes, asks, bytes: 1, key };
+        self.queue().ask(Request { scope, decide, answer: Box::new(heard) });
     }
 
     fn begin(&mut self) {
@@ -251,6 +257,25 @@ fn what_waits_together_is_one_write() {
     assert_eq!((jobs(&disk), disk.answers.lock().unwrap().len()), (0, 0), "nothing is in force and nobody was told");
     disk.end(End::Kept);
     assert_eq!((jobs(&disk), disk.answers.lock().unwrap().len()), (10, 10));
+}
+
+#[test]
+fn who_asks_for_much_does_not_fill_the_next_write_before_who_asks_for_little() {
+    let mut disk = Disk::new(BatchLimits { entries: 2, bytes: 1 << 20 });
+    disk.world.cluster.state.config.max_queue = 100;
+    disk.settle();
+    let (moon, sun): (Holder, Holder) = (Some("moon".into()), Some("sun".into()));
+    let ids = |disk: &mut Disk| -> Vec<String> {
+        disk.begin();
+        disk.end(End::Kept);
+        std::mem::take(&mut *disk.answers.lock().unwrap()).into_iter().map(|(id, _)| id).collect()
+    };
+    (0..4).for_each(|_| disk.ask_as(moon.clone(), Step::Submit));
+    disk.ask_as(sun, Step::Submit);
+    let writes = [ids(&mut disk), ids(&mut disk), ids(&mut disk)];
+    assert_eq!(writes.each_ref().map(Vec::len), [2, 2, 1]);
+    let numbers: Vec<&String> = writes.iter().flatten().collect();
+    assert!(*numbers[1] > *numbers[4], "the fifth is in the first write: {writes:?}");
 }
 
 #[test]
