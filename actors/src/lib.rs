@@ -15,7 +15,7 @@ pub mod store;
 pub mod supervisor;
 mod telemetry;
 
-pub use error::{HostError, JobError};
+pub use error::{HostError, JobError, PlacementRefusal};
 pub use host::{Batching, DeviceHandover, HostConfig, LoadedModel, ModelLoader, Transports};
 pub use process::{capacity, cores, machine};
 pub use protocol::{authority, messages, ticket};

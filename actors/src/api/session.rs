@@ -5,8 +5,7 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ErrorBody, HostProgress, Prompt, Waiting, bounds};
-use crate::supervisor::PlacementPolicy;
+use super::{ErrorBody, HostProgress, PlacementPolicy, Prompt, Waiting, bounds};
 
 /// A context to encode once and ask many times.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

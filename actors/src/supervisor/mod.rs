@@ -1,6 +1,5 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
-pub(crate) mod codes;
 mod command;
 mod config;
 mod fingerprint;
@@ -20,9 +19,7 @@ pub use command::{SupervisorCommand, SupervisorEvent};
 pub use config::{ContextHosts, HostSpec, Liveness, ReadyWhen, Recovery, SessionLimits, SupervisorConfig};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
-pub use placement::{
-    Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
-};
+pub use placement::{Candidate, Demand, MixedNumerics, place, place_among_equals};
 pub use prepare::{ModelFront, is_continued};
 pub use scheduler::limits as scheduling;
 pub use shell::{

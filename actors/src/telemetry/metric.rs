@@ -7,8 +7,9 @@ use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
+    error::codes,
     messages::{Carried, DurationHistogram, GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Traffic},
-    supervisor::{SupervisorConfig, codes},
+    supervisor::SupervisorConfig,
     trace::Span,
 };
 pub use names::*;

@@ -22,13 +22,12 @@ use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest,
 use asterism_transport::MAX_META_BYTES;
 
 use crate::{
-    api::{JobRequest, Prompt, Reuse, SessionRequest, bounds},
+    api::{JobRequest, PlacementPolicy, Prompt, Reuse, SessionRequest, bounds},
     context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
     messages::{TokenChoice, TokenShaping},
     supervisor::{
         config::ContextHosts,
-        placement::PlacementPolicy,
         tables::{
             job::{PreparedJob, Question, RefreshChoice, Source},
             prepared::{KV_BLOCK, PreparedContext},

@@ -10,10 +10,7 @@ use asterism_models::{QuerySeparator, ShardIdentity, TemplateDate, shard_identit
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{
-    messages::RefreshOrder,
-    supervisor::{placement::PlacementPolicy, tables::sessions::text::SessionText},
-};
+use crate::{api::PlacementPolicy, messages::RefreshOrder, supervisor::tables::sessions::text::SessionText};
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
 const SHARD_OVERHEAD_BYTES: u64 = 256;

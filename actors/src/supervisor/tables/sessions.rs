@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{api::ErrorBody, error::JobError, supervisor::codes::MODEL_CHANGED};
+use crate::error::{ErrorBody, JobError, codes::MODEL_CHANGED};
 
 /// Sessions that ended by themselves and are still known by name.
 const EXPIRED_NAMES: usize = 256;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::{Cluster, config, decoding, job, prepared, prepared_of, seconds};
 use crate::{
-    api::{Role, Scheduling},
+    api::{PlacementPolicy, Role, Scheduling},
     messages::{GpuMemory, HostMessage, LinkReport, ProcessReading},
-    supervisor::{PlacementPolicy, PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
+    supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
 fn stated(cluster: &Cluster, job: u64) -> String {
