@@ -20,4 +20,4 @@ pub use host::{Batching, DeviceHandover, HostConfig, LoadedModel, ModelLoader, T
 pub use process::{capacity, cores, machine};
 pub use protocol::{authority, messages, ticket};
 pub(crate) use protocol::{handing, link, payload, probe};
-pub use telemetry::{cluster_event, metric, tally, trace};
+pub use telemetry::{cluster_event, metric, readings, tally, trace};

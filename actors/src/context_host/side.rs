@@ -24,7 +24,8 @@ use crate::{
     host::{Batching, DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine,
-    messages::{Encoded, HostCommand, HostMessage, LinkReport},
+    messages::{Encoded, HostCommand, HostMessage},
+    readings::LinkReport,
 };
 
 /// Encodes shards and answers queries over them.

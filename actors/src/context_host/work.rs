@@ -13,6 +13,7 @@ use asterism_plan::{Exchange, Input, ModelShape, Shard, attention::causal_pairs}
 use tokio::time::Instant;
 
 use crate::{
+    api::TraceContext,
     context_host::{
         chain::{self, ChainEncoder},
         command::{ContextHostEvent, EncodeWork, Failure},
@@ -22,7 +23,7 @@ use crate::{
     },
     host::ReportSink,
     messages::{EncodeShards, Encoded},
-    trace::{self, LayerSpans, OpenSpan, TraceContext},
+    trace::{self, LayerSpans, OpenSpan},
 };
 
 /// Operations of an order up to which it goes ahead of longer ones: some 0.2 seconds of a Hopper GPU.

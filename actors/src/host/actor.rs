@@ -14,9 +14,10 @@ use crate::{
     error::HostError,
     link::{LinkBook, Outbox},
     machine,
-    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkPeer, LinkReport, ProcessReading},
+    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkPeer},
     probe,
     query_host::{self, QuerySide},
+    readings::{LinkReport, ProcessReading},
     ticket::Ticket,
 };
 

@@ -12,13 +12,14 @@ use crate::{
     host::{DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine::Thread,
-    messages::{Generate, HostMessage, LinkReport},
+    messages::{Generate, HostMessage},
     query_host::{
         arrival::Arrival,
         engine::Engine,
         partials::{channels::HostChannels, contexts::JobContexts},
         state::{GenerationEnd, QueryHostCommand, QueryHostEvent, QueryHostState},
     },
+    readings::LinkReport,
 };
 
 /// Generates over shards that context hosts hold.

@@ -25,6 +25,7 @@ pub use scheduler::limits as scheduling;
 pub use shell::{
     actor::Supervisor,
     admission_gate::{AdmissionClosed, AdmissionGate},
+    config_metrics::record_config,
     events::EventListener,
     feed::Listener,
     lists::{JobPages, SessionPages},

@@ -16,7 +16,7 @@ use crate::{
     cores::Cores,
     host::DeviceHandover,
     link::Links,
-    messages::AnswerReading,
+    readings::AnswerReading,
 };
 
 /// Multiply-adds that an answer costs beside its own, so that many small ones are no sign of a slow host.

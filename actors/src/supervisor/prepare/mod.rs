@@ -22,7 +22,7 @@ use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest,
 use asterism_transport::MAX_META_BYTES;
 
 use crate::{
-    api::{JobRequest, PlacementPolicy, Prompt, Reuse, SessionRequest, bounds},
+    api::{JobRequest, JobTrace, PlacementPolicy, Prompt, Reuse, SessionRequest, bounds},
     context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
     messages::{TokenChoice, TokenShaping},
@@ -34,7 +34,6 @@ use crate::{
             sessions::asked::AskedSession,
         },
     },
-    trace::JobTrace,
 };
 
 /// The parts of a model that the supervisor needs: no weights.

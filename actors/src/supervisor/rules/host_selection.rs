@@ -6,8 +6,8 @@ use asterism_models::ShardIdentity;
 
 use crate::{
     api::Role,
+    cores::GpuMemory,
     error::{JobError, PlacementRefusal},
-    messages::GpuMemory,
     supervisor::{
         config::SupervisorConfig,
         placement::{Candidate, Demand, MixedNumerics, place, place_among_equals},

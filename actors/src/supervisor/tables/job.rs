@@ -12,7 +12,10 @@ use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
+    api::{
+        ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, JobTrace, RecoveryStatus, Timings,
+        TokenLogprobs,
+    },
     cluster_event::{ClusterEventKind, JobName},
     messages::TokenChoice,
     metric::Observation,
@@ -20,7 +23,6 @@ use crate::{
         fingerprint::Fingerprint,
         tables::prepared::{PreparedContext, TenantKey},
     },
-    trace::JobTrace,
 };
 
 /// Bytes that a job takes beside its texts and tokens, about.

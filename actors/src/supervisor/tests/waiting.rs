@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::{Cluster, config, decoding, job, prepared, prepared_of, seconds};
 use crate::{
     api::{PlacementPolicy, Role, Scheduling},
-    messages::{GpuMemory, HostMessage, LinkReport, ProcessReading},
+    cores::GpuMemory,
+    messages::HostMessage,
+    readings::{LinkReport, ProcessReading},
     supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
