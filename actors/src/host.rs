@@ -7,7 +7,7 @@ mod process;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, KernelError};
-use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
+use asterism_models::ModelError;
 use asterism_transport::{DataPlane, Endpoint, Transport};
 use ractor::ActorRef;
 use tokio::{
@@ -17,11 +17,11 @@ use tokio::{
 };
 
 use crate::{
-    context_host::PIECE_BYTES,
-    cores::Cores,
+    compute::{Batching, DeviceHandover, LoadedModel, ModelLoader},
     error::HostError,
     machine,
     messages::{Hello, HostCommand, HostMessage, HostRole},
+    payload::PIECE_BYTES,
     tally::Tally,
 };
 use actor::HostActorMessage;
@@ -117,54 +117,6 @@ impl HostConfig {
     }
 }
 
-/// What goes together through the layers of a host; what is not said is as suits its device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Batching {
-    /// How long a step of what it generates may take.
-    pub token_interval: Option<Duration>,
-    /// Rows of short contexts that are encoded together, at most; 0: each alone.
-    pub pack_rows: Option<usize>,
-}
-
-impl Batching {
-    /// How long a step may take on a device.
-    pub(crate) fn interval<B: Backend>(self, backend: &B) -> Duration {
-        self.token_interval.unwrap_or(if backend.queues() { STEP_OF_QUEUE } else { STEP_OF_CPU })
-    }
-
-    /// Rows that are encoded together on a device, which may like fewer at once.
-    pub(crate) fn rows<B: Backend>(self, backend: &B) -> usize {
-        self.pack_rows.unwrap_or(backend.linear_rows().min(MOST_PACKED_ROWS))
-    }
-}
-
-/// How long a step takes on CPUs, where rows cost the most of it, and on devices that work off a queue.
-const STEP_OF_CPU: Duration = Duration::from_millis(25);
-const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
-/// More rows together would make a work that is not short.
-const MOST_PACKED_ROWS: usize = 2048;
-
-/// Which tensors go to a host of the same process as they lie on their device, where the link can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceHandover {
-    /// None: their bytes do.
-    Nothing,
-    /// What shards pass each other.
-    Parcels,
-    /// The queries of phase 2 and their answers, too.
-    Everything,
-}
-
-impl DeviceHandover {
-    /// What suits a device: values of one that queues its work have to be waited for.
-    pub(crate) fn of<B: Backend>(backend: &B) -> Self {
-        if backend.queues() { Self::Everything } else { Self::Parcels }
-    }
-}
-
-/// How often a device that is full is asked again, and how long after: a context that does not fit leaves it soon.
-pub(crate) const CROWDED: usize = 40;
-pub(crate) const ROOM_AFTER: Duration = Duration::from_millis(100);
 /// How often a host looks whether its device still computes.
 const CHECKED: Duration = Duration::from_secs(1);
 
@@ -190,26 +142,6 @@ impl Transports {
         self.control.drained().await;
     }
 }
-
-/// A loaded model: the layers a role needs, and the tokenizer.
-pub struct LoadedModel<B: Backend> {
-    /// The decoder.
-    pub decoder: Arc<Decoder<B>>,
-    /// The tokenizer.
-    pub tokenizer: Tokenizer,
-    /// Which model it is.
-    pub digest: ModelDigest,
-    /// Where this host finds retaining heads, by the names that orders use.
-    pub heads: HeadsFiles,
-    /// What it computes with.
-    pub cores: Arc<dyn Cores>,
-}
-
-/// Loads a model; runs on a thread of its own after the host has joined.
-pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError> + Send>;
-
-/// Where a side of the host reports what happens; may be called from any thread.
-pub(crate) type ReportSink<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience. Dropping the future
 /// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transports.

@@ -11,6 +11,7 @@ use asterism_transport::DataPlane;
 
 use crate::{
     cluster_event::ClusterEventKind,
+    compute::{Batching, DeviceHandover, LoadedModel, ReportSink},
     context_host::{
         answering::{channels, desk::QueryService},
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
@@ -21,7 +22,6 @@ use crate::{
         store::ShardStore,
         work::{EncodeWorker, HeadsShelf},
     },
-    host::{Batching, DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine,
     messages::{Encoded, HostCommand, HostMessage},

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     api::TraceContext,
+    compute::ReportSink,
     context_host::{
         chain::{self, ChainEncoder},
         command::{ContextHostEvent, EncodeWork, Failure},
@@ -21,7 +22,6 @@ use crate::{
         parcels::passing::{RemotePeers, TransferContext},
         store::ShardStore,
     },
-    host::ReportSink,
     messages::{EncodeShards, Encoded},
     trace::{self, LayerSpans, OpenSpan},
 };

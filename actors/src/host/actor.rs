@@ -7,8 +7,9 @@ use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{DeviceHandover, HostConfig, LoadedModel, ReportSink, Transports, process};
+use super::{HostConfig, Transports, process};
 use crate::{
+    compute::{DeviceHandover, LoadedModel, ReportSink},
     context_host::{self, ContextSide},
     cores::Cores,
     error::HostError,

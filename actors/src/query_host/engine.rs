@@ -14,7 +14,7 @@ use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
+    compute::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
     messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,

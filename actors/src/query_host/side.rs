@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     cluster_event::ClusterEventKind,
+    compute::{DeviceHandover, LoadedModel, ReportSink},
     cores::{ComputeKind, Cores},
-    host::{DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine::Thread,
     messages::{Generate, HostMessage},

@@ -12,9 +12,9 @@ use asterism_kernels::Backend;
 use asterism_models::Decoder;
 
 use crate::{
+    compute::DeviceHandover,
     context_host::{parcels::parcel_inbox::ParcelInbox, store::ShardStore, tickets::Tickets},
     cores::Cores,
-    host::DeviceHandover,
     link::Links,
     readings::AnswerReading,
 };

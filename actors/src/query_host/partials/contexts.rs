@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    host::ReportSink,
+    compute::ReportSink,
     machine,
     messages::Generate,
     payload,

@@ -23,9 +23,9 @@ use asterism_transport::MAX_META_BYTES;
 
 use crate::{
     api::{JobRequest, JobTrace, PlacementPolicy, Prompt, Reuse, SessionRequest, bounds},
-    context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
     messages::{TokenChoice, TokenShaping},
+    payload::{MOST_PIECES, PIECE_BYTES},
     supervisor::{
         config::ContextHosts,
         tables::{
