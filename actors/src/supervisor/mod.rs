@@ -34,6 +34,5 @@ pub use state::{SupervisorState, view::JobFilter};
 pub use tables::{
     job::{Outcome, PreparedJob, Question, Source},
     numbers::Origin,
-    prepared::PreparedContext,
-    sessions::asked::AskedSession,
+    prepared::{PreparedContext, asked::AskedSession},
 };

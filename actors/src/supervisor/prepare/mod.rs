@@ -29,9 +29,8 @@ use crate::{
     supervisor::{
         config::ContextHosts,
         tables::{
-            job::{PreparedJob, Question, RefreshChoice, Source},
-            prepared::{KV_BLOCK, PreparedContext},
-            sessions::asked::AskedSession,
+            job::{PreparedJob, Question, Source},
+            prepared::{KV_BLOCK, PreparedContext, asked::AskedSession, refresh_choice::RefreshChoice},
         },
     },
 };

@@ -42,7 +42,7 @@ use crate::{
         state::SupervisorState,
         tables::{
             job::{PreparedJob, Source},
-            sessions::asked::AskedSession,
+            prepared::asked::AskedSession,
         },
     },
 };

@@ -1,8 +1,5 @@
 //! Every session by name, and when each ends. Knows no context but by its number; chooses no host.
 
-pub mod asked;
-pub mod text;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,

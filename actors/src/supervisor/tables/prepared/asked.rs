@@ -7,7 +7,7 @@ use asterism_plan::{MethodConfig, Plan};
 
 use crate::{
     api::PlacementPolicy,
-    supervisor::tables::{job::RefreshChoice, prepared::PreparedContext, sessions::text::SessionText},
+    supervisor::tables::prepared::{PreparedContext, refresh_choice::RefreshChoice, text::SessionText},
 };
 
 /// A session as a question to it is prepared.
