@@ -7,7 +7,10 @@ use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{HostConfig, Transports, process};
+use super::{
+    config::{HostConfig, Transports},
+    process,
+};
 use crate::{
     compute::{DeviceHandover, LoadedModel, ReportSink},
     context_host::{self, ContextSide},
