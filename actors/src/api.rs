@@ -1,15 +1,16 @@
 //! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
 
 pub mod bounds;
-pub(crate) mod error_body;
-mod event;
 mod host;
 mod links;
 mod logprobs;
+mod placement;
 mod prompt;
 mod self_test;
 mod session;
+mod session_state;
 mod timings;
+mod trace_context;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -19,18 +20,19 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use error_body::ErrorBody;
-pub use event::{ClusterEvent, EventId, NoEventId};
 pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling, StoredStatus};
 pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};
+pub use placement::{Arrangement, PlacementPolicy};
 pub use prompt::Prompt;
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
-pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};
+pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionStatus};
+pub use session_state::SessionState;
 pub use timings::{HostTiming, Timings};
+pub use trace_context::{JobTrace, NoTraceContext, TraceContext};
 pub use waiting::{AwaitedHost, Waiting};
 
-use crate::{supervisor::PlacementPolicy, trace::TraceContext};
+pub use crate::error::ErrorBody;
 
 /// A job: a context, a question about it, and how to answer.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -1,5 +1,9 @@
 //! What the supervisor can refuse.
 
+mod body;
+pub(crate) mod codes;
+mod placement;
+
 use std::sync::Arc;
 
 use asterism_kernels::KernelError;
@@ -7,7 +11,10 @@ use asterism_models::ModelError;
 use asterism_plan::PlanError;
 use thiserror::Error;
 
-use crate::{api::error_body::ErrorBody, store::StoreError, supervisor::PlacementRefusal};
+pub use body::ErrorBody;
+pub use placement::PlacementRefusal;
+
+use crate::store::StoreError;
 
 /// A request about a job was refused, or a job failed.
 #[derive(Debug, Error)]

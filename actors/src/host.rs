@@ -1,14 +1,14 @@
 //! A host process: joins the supervisor, loads the model, does what it is told, and comes back to a supervisor it lost.
 
 mod actor;
+mod config;
 pub(crate) mod joining;
 mod process;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use asterism_kernels::{Backend, KernelError};
-use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
-use asterism_transport::{DataPlane, Endpoint, Transport};
+use asterism_models::ModelError;
 use ractor::ActorRef;
 use tokio::{
     sync::{oneshot, watch},
@@ -17,56 +17,17 @@ use tokio::{
 };
 
 use crate::{
-    context_host::PIECE_BYTES,
-    cores::Cores,
+    compute::{LoadedModel, ModelLoader},
     error::HostError,
     machine,
-    messages::{Hello, HostCommand, HostMessage, HostRole},
-    tally::Tally,
+    messages::{Hello, HostCommand, HostMessage},
 };
 use actor::HostActorMessage;
+pub use config::{HostConfig, LEAVE_GRACE, SUPERVISOR_TIMEOUT, Transports};
 use joining::{Backoff, Joined};
-
-/// How long a host works on without its supervisor, unless told otherwise. It ends with the agent that started it anyway; and one that
-/// starts the supervisor again may take minutes where the machine is short of memory.
-pub const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// How long a host that is asked to end may take to give its work away, unless told otherwise.
-pub const LEAVE_GRACE: Duration = Duration::from_secs(8);
 
 /// Longest wait for the actor to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Who a process is and where its supervisor listens.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Name, as the cluster file has it: the host's, or the node's.
-    pub name: String,
-    /// What it is started as.
-    pub role: HostRole,
-    /// Whether it encodes shards and answers queries over them.
-    pub encodes: bool,
-    /// Whether it generates; the model it loads needs its head then.
-    pub generates: bool,
-    /// Where the supervisor listens.
-    pub supervisor: SocketAddr,
-    /// The node's number of this process: larger at each start of this host.
-    pub start: u64,
-    /// How long a host that lost its supervisor works on and tries to reach it.
-    pub patience: Duration,
-    /// Most bytes of what shards pass each other in one frame.
-    pub piece_bytes: usize,
-    /// What it hands hosts of its process as it lies on its device; none: as suits that.
-    pub hands_over: Option<DeviceHandover>,
-    /// What goes together through the layers.
-    pub batching: Batching,
-    /// What its process counts; none where another host of the process tells it.
-    pub tally: Option<Arc<Tally>>,
-    /// Becomes true when its process is asked to end: it then gives its work away first. None: nobody asks.
-    pub leave: Option<watch::Receiver<bool>>,
-    /// How long that may take.
-    pub grace: Duration,
-}
 
 /// How a host ended that did what it was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,139 +38,8 @@ pub enum HostEnd {
     Left,
 }
 
-impl HostConfig {
-    /// What the role needs: a context host encodes, a query host generates, a spare does both.
-    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, start: u64) -> Self {
-        let (encodes, generates) = match role {
-            HostRole::Context => (true, false),
-            HostRole::Query => (false, true),
-            HostRole::Spare => (true, true),
-            HostRole::Node => (false, false),
-        };
-        let (name, patience, piece_bytes, tally) = (name.into(), SUPERVISOR_TIMEOUT, PIECE_BYTES, Some(Arc::default()));
-        let (hands_over, batching, leave, grace) = (None, Batching::default(), None, LEAVE_GRACE);
-        Self {
-            name,
-            role,
-            encodes,
-            generates,
-            supervisor,
-            start,
-            patience,
-            piece_bytes,
-            hands_over,
-            batching,
-            tally,
-            leave,
-            grace,
-        }
-    }
-
-    pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {
-        Hello {
-            name: self.name.clone(),
-            role: self.role,
-            start: self.start,
-            pid: std::process::id(),
-            endpoints,
-            ..Hello::default()
-        }
-    }
-}
-
-/// What goes together through the layers of a host; what is not said is as suits its device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Batching {
-    /// How long a step of what it generates may take.
-    pub token_interval: Option<Duration>,
-    /// Rows of short contexts that are encoded together, at most; 0: each alone.
-    pub pack_rows: Option<usize>,
-}
-
-impl Batching {
-    /// How long a step may take on a device.
-    pub(crate) fn interval<B: Backend>(self, backend: &B) -> Duration {
-        self.token_interval.unwrap_or(if backend.queues() { STEP_OF_QUEUE } else { STEP_OF_CPU })
-    }
-
-    /// Rows that are encoded together on a device, which may like fewer at once.
-    pub(crate) fn rows<B: Backend>(self, backend: &B) -> usize {
-        self.pack_rows.unwrap_or(backend.linear_rows().min(MOST_PACKED_ROWS))
-    }
-}
-
-/// How long a step takes on CPUs, where rows cost the most of it, and on devices that work off a queue.
-const STEP_OF_CPU: Duration = Duration::from_millis(25);
-const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
-/// More rows together would make a work that is not short.
-const MOST_PACKED_ROWS: usize = 2048;
-
-/// Which tensors go to a host of the same process as they lie on their device, where the link can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceHandover {
-    /// None: their bytes do.
-    Nothing,
-    /// What shards pass each other.
-    Parcels,
-    /// The queries of phase 2 and their answers, too.
-    Everything,
-}
-
-impl DeviceHandover {
-    /// What suits a device: values of one that queues its work have to be waited for.
-    pub(crate) fn of<B: Backend>(backend: &B) -> Self {
-        if backend.queues() { Self::Everything } else { Self::Parcels }
-    }
-}
-
-/// How often a device that is full is asked again, and how long after: a context that does not fit leaves it soon.
-pub(crate) const CROWDED: usize = 40;
-pub(crate) const ROOM_AFTER: Duration = Duration::from_millis(100);
 /// How often a host looks whether its device still computes.
 const CHECKED: Duration = Duration::from_secs(1);
-
-/// What a host process talks through.
-#[derive(Clone)]
-pub struct Transports {
-    /// To the supervisor.
-    pub control: Arc<dyn Transport>,
-    /// To other hosts.
-    pub data: Arc<DataPlane>,
-}
-
-impl Transports {
-    /// One for all.
-    pub fn one(transport: Arc<dyn Transport>) -> Self {
-        Self { data: DataPlane::of(transport.clone()), control: transport }
-    }
-
-    async fn close(&self) {
-        self.data.close();
-        self.control.close();
-        self.data.drained().await;
-        self.control.drained().await;
-    }
-}
-
-/// A loaded model: the layers a role needs, and the tokenizer.
-pub struct LoadedModel<B: Backend> {
-    /// The decoder.
-    pub decoder: Arc<Decoder<B>>,
-    /// The tokenizer.
-    pub tokenizer: Tokenizer,
-    /// Which model it is.
-    pub digest: ModelDigest,
-    /// Where this host finds retaining heads, by the names that orders use.
-    pub heads: HeadsFiles,
-    /// What it computes with.
-    pub cores: Arc<dyn Cores>,
-}
-
-/// Loads a model; runs on a thread of its own after the host has joined.
-pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError> + Send>;
-
-/// Where a side of the host reports what happens; may be called from any thread.
-pub(crate) type ReportSink<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience. Dropping the future
 /// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transports.

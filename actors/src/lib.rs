@@ -4,6 +4,7 @@
 //! carries commands out. Knows no CLI, no cluster file and no HTTP.
 
 pub mod api;
+mod compute;
 pub mod context_host;
 mod error;
 pub mod host;
@@ -15,9 +16,10 @@ pub mod store;
 pub mod supervisor;
 mod telemetry;
 
-pub use error::{HostError, JobError};
-pub use host::{Batching, DeviceHandover, HostConfig, LoadedModel, ModelLoader, Transports};
+pub use compute::{Batching, DeviceHandover, LoadedModel, ModelLoader};
+pub use error::{HostError, JobError, PlacementRefusal};
+pub use host::{HostConfig, Transports};
 pub use process::{capacity, cores, machine};
 pub use protocol::{authority, messages, ticket};
 pub(crate) use protocol::{handing, link, payload, probe};
-pub use telemetry::{cluster_event, metric, tally, trace};
+pub use telemetry::{cluster_event, metric, readings, tally, trace};

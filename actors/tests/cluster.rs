@@ -14,14 +14,12 @@ use std::{
 
 use asterism_actors::{
     HostConfig, LoadedModel, Transports,
-    api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
+    api::{JobEvent, JobRequest, JobState, JobStatus, PlacementPolicy, Prompt, Role, SessionRequest, SessionState},
     cores::OwnDevice,
     host,
     messages::HostRole,
     store::{MemoryStore, StateStore},
-    supervisor::{
-        HostSpec, Liveness, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig,
-    },
+    supervisor::{HostSpec, Liveness, ModelFront, Recovery, SessionLimits, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, DecoderParts, HeadsFiles, ModelError, TemplateSource, Tokenizer};

@@ -12,16 +12,16 @@ use std::{
 };
 
 use asterism_actors::{
-    api::{TokenLogprobs, TopLogprob},
+    api::{TokenLogprobs, TopLogprob, TraceContext},
+    cores::GpuMemory,
     messages::{
-        AnswerReading, Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate,
-        GpuMemory, Hello, HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink,
-        ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading,
-        QueryMeta, QueryPart, RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask,
-        TokenChoice, TokenShaping, Traffic, WireMessage,
+        Attach, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand,
+        HostMessage, HostRole, LinkPeer, MeasuredLink, ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer,
+        PartialsMeta, PartialsPart, QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardHolder, ShardKeys,
+        StreamingMask, TokenChoice, TokenShaping, WireMessage,
     },
+    readings::{AnswerReading, Carried, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
     ticket::Secret,
-    trace::TraceContext,
 };
 use asterism_models::Sampling;
 use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};

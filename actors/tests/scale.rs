@@ -11,12 +11,13 @@ use std::{
 };
 
 use asterism_actors::{
+    api::PlacementPolicy,
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice, WireMessage},
     query_host::route::routes,
     store::{Change, RedbStore, StateStore},
     supervisor::{
-        Candidate, Demand, HostSpec, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob, Question,
-        Recovery, SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
+        Candidate, Demand, HostSpec, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery, SessionLimits,
+        Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
     },
     ticket::Secret,
 };

@@ -1,7 +1,6 @@
 //! The rules of the house that a machine can check: who imports whom, what a folder holds, what a state machine may touch.
 
 mod imports;
-mod known;
 mod lexer;
 mod modules;
 mod structure;
@@ -148,21 +147,41 @@ fn every_file_says_what_it_is() {
     }
 }
 
+/// A page, and what it names of the repository: targets of its links, and paths in backticks that begin with a folder of it.
+fn named(page: &Path, text: &str, folders: &[String]) -> Vec<(usize, PathBuf)> {
+    let beside = page.parent().expect("a folder");
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                found.push((at + 1, beside.join(target)));
+            }
+        }
+        let plain = |path: &&str| path.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+        for path in line.split('`').skip(1).step_by(2).filter(plain) {
+            if path.split_once('/').is_some_and(|(first, _)| folders.iter().any(|folder| folder == first)) {
+                found.push((at + 1, root().join(path)));
+            }
+        }
+    }
+    found
+}
+
 #[test]
 fn every_path_in_the_documentation_exists() {
-    let docs = fs::read_dir(root().join("docs")).expect("docs").flatten().map(|entry| entry.path());
-    let pages = docs.chain(["README.md", "CONTRIBUTING.md", "dashboards/README.md"].map(|page| root().join(page)));
+    let entries = |folder: PathBuf| fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+    let folders: Vec<String> = entries(root())
+        .filter(|path| path.is_dir() && !path.ends_with("target"))
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .collect();
+    let pages = entries(root().join("docs"))
+        .chain(["README.md", "CONTRIBUTING.md", "dashboards/README.md"].map(|page| root().join(page)));
     let mut missing = BTreeMap::new();
     for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
         let text = fs::read_to_string(&page).expect("a page");
-        for (at, line) in text.lines().enumerate() {
-            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-                let target = target.split('#').next().unwrap_or_default();
-                let there = page.parent().expect("a folder").join(target).exists();
-                if !target.is_empty() && !target.contains("://") && !there {
-                    missing.insert((page.clone(), at + 1), target.to_string());
-                }
-            }
+        for (line, path) in named(&page, &text, &folders).into_iter().filter(|(_, path)| !path.exists()) {
+            missing.insert((page.clone(), line), path);
         }
     }
     assert!(missing.is_empty(), "paths that do not exist, by page and line: {missing:?}");

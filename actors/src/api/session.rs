@@ -5,8 +5,7 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ErrorBody, HostProgress, Prompt, Waiting, bounds};
-use crate::supervisor::PlacementPolicy;
+use super::{ErrorBody, HostProgress, PlacementPolicy, Prompt, SessionState, Waiting, bounds};
 
 /// A context to encode once and ask many times.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -53,20 +52,6 @@ pub struct AppendRequest {
     /// A question to the session that was answered, by its job: it and its answer are appended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-}
-
-/// How a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum SessionState {
-    /// Its context waits for its turn or is being encoded.
-    Encoding,
-    /// Questions are answered at once.
-    Ready,
-    /// Shards of a lost host are encoded anew; questions wait.
-    Recovering,
-    /// Its context could not be encoded.
-    Failed,
 }
 
 /// A session as `session show` shows it.

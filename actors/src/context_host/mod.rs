@@ -15,6 +15,5 @@ mod tickets;
 mod work;
 
 pub use command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure};
-pub(crate) use parcels::pieces::{MOST_PIECES, PIECE_BYTES};
 pub(crate) use side::ContextSide;
 pub use state::ContextHostState;

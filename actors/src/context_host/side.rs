@@ -11,6 +11,7 @@ use asterism_transport::DataPlane;
 
 use crate::{
     cluster_event::ClusterEventKind,
+    compute::{Batching, DeviceHandover, LoadedModel, ReportSink},
     context_host::{
         answering::{channels, desk::QueryService},
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
@@ -21,10 +22,10 @@ use crate::{
         store::ShardStore,
         work::{EncodeWorker, HeadsShelf},
     },
-    host::{Batching, DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine,
-    messages::{Encoded, HostCommand, HostMessage, LinkReport},
+    messages::{Encoded, HostCommand, HostMessage},
+    readings::LinkReport,
 };
 
 /// Encodes shards and answers queries over them.

@@ -17,7 +17,8 @@ use crate::{
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
         inventory::{KnownShard, ShardInventory},
     },
-    messages::{ContextIds, EncodeShards, Encoded, GpuMemory, HostCommand, HostMessage},
+    cores::GpuMemory,
+    messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage},
 };
 
 /// The part of a GPU's memory that idle shards leave free, and the part that they take at most, where no `memory_limit` says.

@@ -13,6 +13,8 @@ use asterism_plan::{Exchange, Input, ModelShape, Shard, attention::causal_pairs}
 use tokio::time::Instant;
 
 use crate::{
+    api::TraceContext,
+    compute::ReportSink,
     context_host::{
         chain::{self, ChainEncoder},
         command::{ContextHostEvent, EncodeWork, Failure},
@@ -20,9 +22,8 @@ use crate::{
         parcels::passing::{RemotePeers, TransferContext},
         store::ShardStore,
     },
-    host::ReportSink,
     messages::{EncodeShards, Encoded},
-    trace::{self, LayerSpans, OpenSpan, TraceContext},
+    trace::{self, LayerSpans, OpenSpan},
 };
 
 /// Operations of an order up to which it goes ahead of longer ones: some 0.2 seconds of a Hopper GPU.

@@ -7,16 +7,21 @@ use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{DeviceHandover, HostConfig, LoadedModel, ReportSink, Transports, process};
+use super::{
+    config::{HostConfig, Transports},
+    process,
+};
 use crate::{
+    compute::{DeviceHandover, LoadedModel, ReportSink},
     context_host::{self, ContextSide},
     cores::Cores,
     error::HostError,
     link::{LinkBook, Outbox},
     machine,
-    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkPeer, LinkReport, ProcessReading},
+    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkPeer},
     probe,
     query_host::{self, QuerySide},
+    readings::{LinkReport, ProcessReading},
     ticket::Ticket,
 };
 

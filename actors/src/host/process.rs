@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::messages::ProcessReading;
+use crate::readings::ProcessReading;
 
 /// Ticks of a second in what Linux tells programs, on every machine.
 const TICKS_PER_SECOND: f64 = 100.0;

@@ -3,7 +3,7 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use crate::messages::GpuMemory;
+use rkyv::{Archive, Deserialize, Serialize};
 
 /// What a host computes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,15 @@ pub enum ComputeKind {
     Generating,
     /// Phase 2, on a context host: much for one question, between two waits of a query host.
     Answering,
+}
+
+/// Memory of a GPU, whoever uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that are free.
+    pub free: u64,
 }
 
 /// What a host computes with. Called between layers, by any thread: it must be quick.

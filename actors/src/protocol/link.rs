@@ -22,8 +22,9 @@ use tokio::{
 
 use crate::{
     authority::{self, AuthorizedMessage, Denied, Party},
-    messages::{InvalidMessage, LinkReading, LinkReport, WireMessage},
+    messages::{InvalidMessage, WireMessage},
     metric,
+    readings::{LinkReading, LinkReport},
 };
 
 /// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.

@@ -19,10 +19,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use choice::{TokenChoice, TokenShaping};
 pub use ids::{ContextIds, IdRun};
-pub use measured::{
-    AnswerReading, Carried, DurationHistogram, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink,
-    Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Traffic,
-};
+pub use measured::{Encoded, LinkPeer, MeasuredLink};
 pub use model::ModelReport;
 pub use queries::{
     Admitted, Attach, ChannelOpening, InvalidMerge, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart,
@@ -32,9 +29,9 @@ pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};
 
 use crate::{
-    api::{Role, TokenLogprobs},
+    api::{Role, TokenLogprobs, TraceContext},
+    readings::{LinkReport, Phase2Times},
     ticket::Ticket,
-    trace::TraceContext,
 };
 
 /// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.

@@ -6,6 +6,12 @@ use asterism_transport::PayloadType;
 use bytes::Bytes;
 use thiserror::Error;
 
+/// Bytes of a piece, unless told otherwise: small enough that one travels while the next is fetched from the device, and that
+/// memory for it is not new each time, neither here nor where it arrives.
+pub const PIECE_BYTES: usize = 4 << 20;
+/// Most pieces of a parcel: 4 GiB. What is larger is refused where it is planned.
+pub const MOST_PIECES: u32 = 1024;
+
 /// The payload type of tensors in a compute type.
 pub fn payload_type(dtype: DType) -> PayloadType {
     match dtype {

@@ -11,7 +11,8 @@ use rkyv::util::AlignedVec;
 
 use crate::{
     link::Links,
-    messages::{ChannelOpening, LinkPeer, LinkReport, MeasuredLink, WireMessage},
+    messages::{ChannelOpening, LinkPeer, MeasuredLink, WireMessage},
+    readings::LinkReport,
 };
 
 /// Bytes of the rows of a question about one layer, as models of some billion parameters have them.

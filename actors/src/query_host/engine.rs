@@ -14,7 +14,7 @@ use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    host::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
+    compute::{CROWDED, LoadedModel, ROOM_AFTER, ReportSink},
     messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,
@@ -354,7 +354,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::messages::Phase2Times>) -> GenerationEnd) {
+    fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::readings::Phase2Times>) -> GenerationEnd) {
         if self.generations.remove(&job).is_some() {
             let times = self.contexts.remove(job);
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });

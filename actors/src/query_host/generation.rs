@@ -7,7 +7,7 @@ use asterism_models::{ContextKeys, Generator, Guide, ModelError, Sampler, StepPa
 
 use crate::{
     api::TokenLogprobs,
-    host::LoadedModel,
+    compute::LoadedModel,
     messages::{AnswerToken, Generate},
     query_host::{refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
 };

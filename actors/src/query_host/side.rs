@@ -8,17 +8,18 @@ use tokio::sync::mpsc;
 
 use crate::{
     cluster_event::ClusterEventKind,
+    compute::{DeviceHandover, LoadedModel, ReportSink},
     cores::{ComputeKind, Cores},
-    host::{DeviceHandover, LoadedModel, ReportSink},
     link::Links,
     machine::Thread,
-    messages::{Generate, HostMessage, LinkReport},
+    messages::{Generate, HostMessage},
     query_host::{
         arrival::Arrival,
         engine::Engine,
         partials::{channels::HostChannels, contexts::JobContexts},
         state::{GenerationEnd, QueryHostCommand, QueryHostEvent, QueryHostState},
     },
+    readings::LinkReport,
 };
 
 /// Generates over shards that context hosts hold.

@@ -5,7 +5,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    messages::{AnswerToken, Generate, HostCommand, HostMessage, Phase2Times, ShardHolder},
+    messages::{AnswerToken, Generate, HostCommand, HostMessage, ShardHolder},
+    readings::Phase2Times,
     ticket::Ticket,
 };
 

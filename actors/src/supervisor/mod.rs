@@ -1,6 +1,5 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
-pub(crate) mod codes;
 mod command;
 mod config;
 mod fingerprint;
@@ -20,14 +19,13 @@ pub use command::{SupervisorCommand, SupervisorEvent};
 pub use config::{ContextHosts, HostSpec, Liveness, ReadyWhen, Recovery, SessionLimits, SupervisorConfig};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
-pub use placement::{
-    Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
-};
+pub use placement::{Candidate, Demand, MixedNumerics, place, place_among_equals};
 pub use prepare::{ModelFront, is_continued};
 pub use scheduler::limits as scheduling;
 pub use shell::{
     actor::Supervisor,
     admission_gate::{AdmissionClosed, AdmissionGate},
+    config_metrics::record_config,
     events::EventListener,
     feed::Listener,
     lists::{JobPages, SessionPages},
@@ -36,6 +34,5 @@ pub use state::{SupervisorState, view::JobFilter};
 pub use tables::{
     job::{Outcome, PreparedJob, Question, Source},
     numbers::Origin,
-    prepared::PreparedContext,
-    sessions::asked::AskedSession,
+    prepared::{PreparedContext, asked::AskedSession},
 };

@@ -28,12 +28,12 @@ use asterism_transport::Endpoint;
 use serde_json::json;
 
 use super::{
-    Decided, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob,
-    Question, Recovery, SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState,
+    Decided, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery,
+    SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState,
     shell::write_queue::{Journal, JournalAction},
 };
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
+    api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, PlacementPolicy, Role, SessionState},
     cluster_event::ClusterEventKind,
     messages::{Condition, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     store::{Change, Entry},

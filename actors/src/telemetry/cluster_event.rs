@@ -1,12 +1,15 @@
 //! What an operator wants to hear of, and the one line of the log that each makes: ids, counts and durations, no text of any
 //! user. Nothing here is said per token or per layer. Decides nothing.
 
+mod event;
 mod seconds;
 
 use std::{borrow::Cow, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use event::{ClusterEvent, EventId, NoEventId};
 
 use crate::api::{JobState, Role, Scheduling, Timings};
 

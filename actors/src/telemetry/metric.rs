@@ -7,8 +7,9 @@ use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
-    messages::{Carried, DurationHistogram, GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Traffic},
-    supervisor::{SupervisorConfig, codes},
+    cores::GpuMemory,
+    error::codes,
+    readings::{Carried, DurationHistogram, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Traffic},
     trace::Span,
 };
 pub use names::*;
@@ -237,36 +238,8 @@ fn record_links(host: &str, report: &LinkReport) {
     }
 }
 
-fn owned((name, value): (&'static str, &str)) -> (&'static str, String) {
+pub(crate) fn owned((name, value): (&'static str, &str)) -> (&'static str, String) {
     (name, value.to_owned())
-}
-
-/// Says what a supervisor runs.
-pub fn record_config(config: &SupervisorConfig) {
-    let labels = [
-        ("cluster", config.cluster.clone()),
-        ("model", config.model.clone()),
-        ("dtype", format!("{:?}", config.dtype).to_lowercase()),
-        ("method", config.method.name().to_string()),
-        ("recovery", format!("{:?}", config.recovery).to_lowercase()),
-    ];
-    gauge!(CONFIG_INFO, &labels).set(1.0);
-    for host in &config.hosts {
-        let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
-        of_host(HOST_WEIGHTS_BYTES, host.weight_bytes);
-        host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
-        for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS, SPANS_DROPPED] {
-            counter!(name, "host" => host.name.clone()).increment(0);
-        }
-    }
-    gauge!(REQUESTS_WAITING_LIMIT).set(config.max_queue as f64);
-    gauge!(HOST_DEAD_AFTER).set(config.liveness.dead_after.as_secs_f64());
-    config.sessions.max_pinned_bytes.into_iter().for_each(|most| gauge!(SESSION_PINNED_LIMIT_BYTES).set(most as f64));
-    start_at_zero();
-    let processes = config.hosts.iter().map(|host| host.name.as_str()).chain([SUPERVISOR_LABEL]);
-    for (host, reason) in processes.flat_map(|host| REJECTIONS.iter().map(move |reason| (host, *reason))) {
-        counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).increment(0);
-    }
 }
 
 /// The supervisor among the hosts that processes are labelled by.
@@ -293,7 +266,7 @@ pub const REJECTIONS: &[&str] = &[
 ];
 
 /// What counts rare events is there before the first: an alert sees no change from nothing to one.
-fn start_at_zero() {
+pub fn start_at_zero() {
     for reason in ["exited", "disconnected", "heartbeat", "unfit", "lied", "misread"] {
         counter!(HOST_FAILURES, "reason" => reason).increment(0);
     }

@@ -2,5 +2,6 @@
 
 pub mod cluster_event;
 pub mod metric;
+pub mod readings;
 pub mod tally;
 pub mod trace;

@@ -9,8 +9,8 @@ use std::sync::{
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
 use crate::{
-    messages::{Carried, Refused, Traffic},
     metric,
+    readings::{Carried, Refused, Traffic},
 };
 
 /// Counts of one process.

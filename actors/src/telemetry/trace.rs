@@ -1,17 +1,15 @@
 //! Spans of traces: who did what for a request from when to when, and how a trace goes from process to process. Exports nothing: who
 //! runs the process says where its spans go, and where nobody does, none are made.
 
-mod context;
 mod layers;
 
 use std::{borrow::Cow, sync::OnceLock, time::Duration};
 
 use tokio::time::Instant;
 
-pub use context::{JobTrace, NoTraceContext, TraceContext};
 pub use layers::LayerSpans;
 
-use crate::machine::unix_time;
+use crate::{api::TraceContext, machine::unix_time};
 
 /// Takes a span that has ended; must not block.
 pub type Sink = Box<dyn Fn(Span) + Send + Sync>;

@@ -8,9 +8,9 @@ use std::sync::{
 
 use asterism_actors::{
     JobError,
-    api::{JobRequest, JobState, Scheduling, SessionRequest},
+    api::{JobRequest, JobState, PlacementPolicy, Scheduling, SessionRequest},
     store::{Change, Entry, MemoryStore, StateStore, StoreError},
-    supervisor::{JobFilter, PlacementPolicy},
+    supervisor::JobFilter,
 };
 use serde_json::json;
 

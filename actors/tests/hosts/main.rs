@@ -13,8 +13,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     HostConfig, Transports, host,
-    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
+    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, WireMessage},
     node::{self, NodeOrder},
+    readings::Phase2Times,
 };
 use asterism_models::DecoderParts;
 use bench::{Bench, CONTEXT, Case, DEADLINE, JOB, bind, load};

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     Batching, DeviceHandover, JobError,
-    api::{JobPhase, JobRequest, Prompt, Role, Scheduling, SessionRequest, bounds},
+    api::{JobPhase, JobRequest, PlacementPolicy, Prompt, Role, Scheduling, SessionRequest, bounds},
     messages::HostRole,
-    supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
+    supervisor::{HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig},
 };
 use asterism_models::Sampling;
 use asterism_transport::sim::Draw;

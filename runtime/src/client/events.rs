@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::ClusterEvent;
+use asterism_actors::cluster_event::ClusterEvent;
 
 use super::{Client, PATIENCE};
 use crate::error::{CliError, Exit};

@@ -110,10 +110,9 @@ mod tests {
 
     use asterism_actors::{
         api::{ClusterStatus, Timings},
-        messages::{
-            AnswerReading, Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic,
-        },
+        cores::GpuMemory,
         metric::Observation,
+        readings::{AnswerReading, Carried, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
     };
 
     use super::*;

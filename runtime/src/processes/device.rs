@@ -25,7 +25,7 @@ use crate::{
 
 #[cfg(feature = "cuda")]
 use {
-    asterism_actors::{cores::ComputeKind, messages::GpuMemory},
+    asterism_actors::cores::{ComputeKind, GpuMemory},
     asterism_kernels::Cuda,
 };
 

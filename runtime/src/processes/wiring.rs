@@ -19,10 +19,9 @@ use asterism_actors::{
     api::Role,
     host::HostEnd,
     messages::{Condition, HostRole},
-    metric::{self},
     node::{self, NodeLink, NodeView},
     store::{RedbStore, StoreError},
-    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, scheduling},
+    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, record_config, scheduling},
     tally::Tally,
 };
 use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
@@ -64,7 +63,7 @@ pub async fn start_supervisor(
     let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let config = supervisor_config(cluster, &model);
-    metric::record_config(&config);
+    record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     watch_itself(&supervisor, cluster.liveness.heartbeat / 2);

@@ -14,10 +14,11 @@ use asterism_actors::{
     HostConfig,
     authority::{Action, Party, TABLE, allows},
     messages::{
-        Attach, ChannelOpening, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport,
-        RelayOrder, WireMessage,
+        Attach, ChannelOpening, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, RelayOrder,
+        WireMessage,
     },
     node::{self, NodeOrder},
+    readings::LinkReport,
     ticket::Ticket,
 };
 use asterism_plan::Exchange;

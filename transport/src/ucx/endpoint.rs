@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     ptr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -16,9 +16,12 @@ use ucx_rs::{decode_status_ptr, status_string, sys};
 use super::{
     context::call_gate::Pass,
     message::{Header, PART},
-    worker::{MESSAGE, Worker, fetch::buffers},
+    worker::{MESSAGE, Retiring, Worker, fetch::buffers},
 };
-use crate::{Meta, signal::Signal};
+use crate::{
+    Meta,
+    signal::{Signal, lock},
+};
 
 /// How the path to a peer broke, once it has.
 #[derive(Default)]
@@ -61,6 +64,9 @@ impl Drop for EndpointUse<'_> {
 /// One message, above the bytes of as many as a process can hold.
 const MESSAGE_UNDER_WAY: u64 = 1 << 40;
 
+/// Messages whose memory is kept.
+const SENDINGS_KEPT: usize = 256;
+
 pub(super) struct UcxEndpoint {
     raw: sys::ucp_ep_h,
     pub worker: Arc<Worker>,
@@ -69,6 +75,9 @@ pub(super) struct UcxEndpoint {
     users: AtomicUsize,
     /// Messages that UCX is not done with, each as [`MESSAGE_UNDER_WAY`], and the bytes of their bodies.
     under_way: AtomicU64,
+    /// Memory of messages that are out.
+    #[expect(clippy::vec_box, reason = "UCX is given their addresses")]
+    kept: Mutex<Vec<Box<Sending>>>,
     closed: AtomicBool,
 }
 
@@ -78,7 +87,7 @@ unsafe impl Send for UcxEndpoint {}
 unsafe impl Sync for UcxEndpoint {}
 
 /// A message under way and all that UCX reads of it.
-pub(super) struct Sending {
+struct Sending {
     header: Header,
     meta: Meta,
     payload: Bytes,
@@ -104,7 +113,10 @@ impl Sending {
         self.payload = Bytes::new();
         if let Some(endpoint) = self.endpoint.take() {
             endpoint.under_way.fetch_sub(counted, Ordering::Relaxed);
-            endpoint.worker.keep(self);
+            let mut kept = lock(&endpoint.kept);
+            if kept.len() < SENDINGS_KEPT {
+                kept.push(self);
+            }
         }
     }
 }
@@ -136,8 +148,8 @@ impl UcxEndpoint {
         }
         worker.endpoints.fetch_add(1, Ordering::AcqRel);
         let (users, under_way) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let (worker, closed) = (worker.clone(), AtomicBool::new(false));
-        Ok(Arc::new(Self { raw, worker, failure, users, under_way, closed }))
+        let (worker, kept, closed) = (worker.clone(), Mutex::default(), AtomicBool::new(false));
+        Ok(Arc::new(Self { raw, worker, failure, users, under_way, kept, closed }))
     }
 
     /// Messages that UCX is not done with.
@@ -183,7 +195,7 @@ impl UcxEndpoint {
         let parts = [part(&meta), part(&payload)];
         let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
         self.under_way.fetch_add(next.counted(), Ordering::Relaxed);
-        let sending = Box::into_raw(match self.worker.kept() {
+        let sending = Box::into_raw(match lock(&self.kept).pop() {
             Some(mut kept) => {
                 *kept = next;
                 kept
@@ -228,9 +240,10 @@ impl UcxEndpoint {
             self.worker.retire(self.clone());
         }
     }
+}
 
-    /// Closes a retired endpoint; says whether it could.
-    pub(super) fn close_if_idle(self: &Arc<Self>) -> bool {
+impl Retiring for UcxEndpoint {
+    fn close_if_idle(self: Arc<Self>) -> bool {
         if self.users.load(Ordering::SeqCst) != 0 {
             return false;
         }
@@ -248,7 +261,7 @@ impl UcxEndpoint {
         let status = unsafe { sys::ucp_ep_close_nbx(self.raw, &param) };
         if !matches!(decode_status_ptr(status), Ok(Some(_))) {
             // SAFETY: without a request no callback runs.
-            unsafe { gone(Arc::as_ptr(self)) };
+            unsafe { gone(Arc::as_ptr(&self)) };
         }
         true
     }

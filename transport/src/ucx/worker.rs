@@ -1,5 +1,6 @@
 //! UCX's worker: what arrives, and the work that it does only when called. Any thread may call it.
 
+pub(crate) mod announced;
 pub(crate) mod drive;
 pub(crate) mod fetch;
 
@@ -19,21 +20,23 @@ use ucx_rs::{status_string, sys};
 
 use super::{
     context::{Context, call_gate::Pass, failed},
-    endpoint::{Sending, UcxEndpoint},
-    worker::fetch::AnnouncedBody,
+    worker::announced::AnnouncedBody,
 };
 use crate::{TransportError, signal::lock};
 
 /// The number of asterism's active messages.
 pub(super) const MESSAGE: u32 = 1;
 
-/// Messages whose memory is kept.
-const SENDINGS_KEPT: usize = 256;
-
 /// Takes what arrives. It is called with UCX's lock held: it must not wait for whoever may be calling UCX.
 pub(super) trait Handler: Send + Sync + 'static {
     /// Says whether somebody may have waited for it.
     fn arrived(&self, header: &[u8], body: Arrival<'_>) -> bool;
+}
+
+/// What calls a worker and ends before it: it is closed once no call of it is under way.
+pub(super) trait Retiring: Send + Sync {
+    /// Closes it, unless a call of it is under way; says whether it could. It is called with nothing locked.
+    fn close_if_idle(self: Arc<Self>) -> bool;
 }
 
 /// The body of a message.
@@ -73,15 +76,12 @@ pub(super) struct Worker {
     address: Vec<u8>,
     handler: *mut Receiving,
     /// Endpoints to be closed once nobody is within a call of theirs.
-    retired: Mutex<Vec<Arc<UcxEndpoint>>>,
+    retired: Mutex<Vec<Arc<dyn Retiring>>>,
     /// Whether there may be some: asked in every round, so without a lock.
     retiring: AtomicBool,
     /// Endpoints made and not yet closed.
     pub endpoints: AtomicUsize,
     nudge: Notify,
-    /// Memory of messages that are out.
-    #[expect(clippy::vec_box, reason = "UCX is given their addresses")]
-    kept: Mutex<Vec<Box<Sending>>>,
     /// Whether somebody looks for what comes.
     watched: AtomicBool,
     /// Whether looking before sleeping pays.
@@ -133,7 +133,6 @@ impl Worker {
             retiring: AtomicBool::new(false),
             endpoints: AtomicUsize::new(0),
             nudge: Notify::new(),
-            kept: Mutex::default(),
             watched: AtomicBool::new(false),
             spins,
             driven: AtomicBool::new(false),
@@ -273,19 +272,7 @@ impl Worker {
         self.nudge.notified().await;
     }
 
-    /// Memory for a message, if some is kept.
-    pub(super) fn kept(&self) -> Option<Box<Sending>> {
-        lock(&self.kept).pop()
-    }
-
-    pub(super) fn keep(&self, sending: Box<Sending>) {
-        let mut kept = lock(&self.kept);
-        if kept.len() < SENDINGS_KEPT {
-            kept.push(sending);
-        }
-    }
-
-    pub(super) fn retire(&self, endpoint: Arc<UcxEndpoint>) {
+    pub(super) fn retire(&self, endpoint: Arc<dyn Retiring>) {
         lock(&self.retired).push(endpoint);
         self.retiring.store(true, Ordering::SeqCst);
         if self.driven.load(Ordering::SeqCst) {
@@ -310,7 +297,7 @@ impl Worker {
             return;
         }
         let retired = std::mem::take(&mut *lock(&self.retired));
-        let in_use: Vec<_> = retired.into_iter().filter(|endpoint| !endpoint.close_if_idle()).collect();
+        let in_use: Vec<_> = retired.into_iter().filter(|endpoint| !endpoint.clone().close_if_idle()).collect();
         if !in_use.is_empty() {
             lock(&self.retired).extend(in_use);
             self.retiring.store(true, Ordering::SeqCst);

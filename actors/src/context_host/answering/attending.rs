@@ -8,8 +8,8 @@ use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, MAX_PAYLOAD_
 use bytes::Bytes;
 
 use crate::{
+    compute::{CROWDED, ROOM_AFTER},
     context_host::error::{ChannelError, Refusal},
-    host::{CROWDED, ROOM_AFTER},
     messages::{PartialsAnswer, PartialsMeta, PartialsPart, QueryPart, ShardKeys, StreamingMask, WireMessage},
     payload::{self, Floats},
 };

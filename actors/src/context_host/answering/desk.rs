@@ -12,11 +12,11 @@ use asterism_kernels::Backend;
 use asterism_models::Decoder;
 
 use crate::{
+    compute::DeviceHandover,
     context_host::{parcels::parcel_inbox::ParcelInbox, store::ShardStore, tickets::Tickets},
     cores::Cores,
-    host::DeviceHandover,
     link::Links,
-    messages::AnswerReading,
+    readings::AnswerReading,
 };
 
 /// Multiply-adds that an answer costs beside its own, so that many small ones are no sign of a slow host.

@@ -12,6 +12,7 @@ use asterism_transport::{Frame, FrameKind, FrameReceiver, Link, LocalValue};
 
 use crate::{
     authority,
+    compute::DeviceHandover,
     context_host::{
         answering::{
             attending::{
@@ -24,7 +25,6 @@ use crate::{
     },
     cores::{ComputeKind, Computing},
     handing::ShardsHere,
-    host::DeviceHandover,
     machine,
     messages::{Admitted, Attach, ChannelOpening, QueryMeta, WireMessage},
     metric,

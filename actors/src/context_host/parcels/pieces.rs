@@ -7,13 +7,12 @@ use asterism_models::Parcel;
 use asterism_transport::Frame;
 use bytes::{Bytes, BytesMut};
 
-use crate::{context_host::error::PieceError, messages::ParcelMeta, payload};
+use crate::{
+    context_host::error::PieceError,
+    messages::ParcelMeta,
+    payload::{self, MOST_PIECES, PIECE_BYTES},
+};
 
-/// Bytes of a piece, unless told otherwise: small enough that one travels while the next is fetched from the device, and that
-/// memory for it is not new each time, neither here nor where it arrives.
-pub const PIECE_BYTES: usize = 4 << 20;
-/// Most pieces of a parcel: 4 GiB. What is larger is refused where it is planned.
-pub const MOST_PIECES: u32 = 1024;
 /// Most bytes of a parcel, however they are cut.
 const MOST_BYTES: usize = MOST_PIECES as usize * PIECE_BYTES;
 /// Memory of so many pieces is used again: of those that wait to be sent, and of those under way.

@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    host::ReportSink,
+    compute::ReportSink,
     machine,
-    messages::{Generate, Phase2Times},
+    messages::Generate,
     payload,
     query_host::{
         arrival::Arrival,
@@ -34,6 +34,7 @@ use crate::{
         },
         state::QueryHostEvent,
     },
+    readings::Phase2Times,
     trace::LayerSpans,
 };
 

@@ -4,7 +4,11 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
+use super::{
+    candidate::{Candidate, Demand},
+    place,
+};
+use crate::{api::PlacementPolicy, error::PlacementRefusal};
 
 /// What becomes of a job that no hosts of equal numerics can take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +61,7 @@ pub fn place_among_equals(
 fn groups<'a>(candidates: &[Candidate<'a>], policy: &PlacementPolicy) -> Vec<(&'a str, usize)> {
     let lowest = candidates.iter().map(|candidate| candidate.rank).min();
     let mut counts: BTreeMap<&str, (usize, usize, usize)> = BTreeMap::new();
-    for (at, candidate) in candidates.iter().enumerate().filter(|(_, candidate)| policy.admits(candidate)) {
+    for (at, candidate) in candidates.iter().enumerate().filter(|(_, candidate)| candidate.carries(&policy.labels)) {
         let Some(numerics) = candidate.numerics else { continue };
         let (first, own, all) = counts.entry(numerics).or_insert((at, 0, 0));
         (*first, *own, *all) = (*first, *own + usize::from(Some(candidate.rank) == lowest), *all + 1);

@@ -1,5 +1,6 @@
 //! Which host gets which shard of a plan, or why none can. A pure function of what it is told; it moves nothing.
 
+mod candidate;
 mod equals;
 mod floor;
 #[cfg(test)]
@@ -7,129 +8,11 @@ mod obvious;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
-
+pub use candidate::{Candidate, Demand};
 pub use equals::{MixedNumerics, place_among_equals};
 use floor::{HostOrder, deal_tightly};
 
-/// A host that could take shards.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
-    /// Its index, as the answer names it.
-    pub host: usize,
-    /// Machine it runs on.
-    pub node: &'a str,
-    /// Its labels.
-    pub labels: &'a BTreeMap<String, String>,
-    /// Hosts of a higher rank, such as spares, get shards only when those of the lower ones have no room.
-    pub rank: u8,
-    /// Bytes of KV it may still take; none: unlimited.
-    pub free_bytes: Option<u64>,
-    /// Shards it has of jobs that run.
-    pub busy: usize,
-    /// What decides the bits of its results; none: not known yet.
-    pub numerics: Option<&'a str>,
-}
-
-/// A shard to place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
-    /// Shard, by its place in the context.
-    pub block: usize,
-    /// Logical host of the plan; shards of one go to one host when they fit.
-    pub logical: usize,
-    /// Bytes of KV it keeps.
-    pub kv_bytes: u64,
-}
-
-/// What a job asks of the hosts that get its shards.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct PlacementPolicy {
-    /// How shards lie over nodes.
-    pub arrangement: Arrangement,
-    /// Labels that a host must carry, all of them.
-    pub labels: BTreeMap<String, String>,
-    /// The host that generates, by name; any where none is named. For the cluster's own tests: no request names it.
-    #[serde(skip)]
-    pub query_host: Option<String>,
-}
-
-impl PlacementPolicy {
-    pub(super) fn admits(&self, candidate: &Candidate) -> bool {
-        self.labels.iter().all(|(key, value)| candidate.labels.get(key).is_some_and(|has| has == value))
-    }
-}
-
-/// How a job's shards lie over nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Arrangement {
-    /// In turn over the nodes, so that one that is lost costs few shards; idle hosts come before busy ones.
-    #[default]
-    Spread,
-    /// On few nodes: all hosts of one before the next, so that exchanges stay within machines.
-    Pack,
-}
-
-/// No placement is possible.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum PlacementRefusal {
-    /// There is no host at all.
-    #[error("no context host or spare is there to take {shards} shards. Start one, or uncordon one")]
-    NoHost {
-        /// Shards to place.
-        shards: usize,
-    },
-    /// No host carries the labels.
-    #[error("none of {hosts} hosts has all labels asked for ({wanted}); {known}. Ask for labels that one host has")]
-    NoSuchLabels {
-        /// Hosts looked at.
-        hosts: usize,
-        /// Labels asked for, as `key=value, ...`.
-        wanted: String,
-        /// What hosts have under these keys.
-        known: String,
-    },
-    /// Only hosts of different numerics have room together.
-    #[error(
-        "{shards} shards{} fit on no hosts that compute the same bits; there are {known}. Hosts of more than one kind take them \
-         where mixed_numerics of [cluster] is \"mark\"; or add hosts of one kind",
-        wanted.as_ref().map_or(String::new(), |wanted| format!(" of a context that began on {wanted}"))
-    )]
-    UnequalNumerics {
-        /// Shards to place.
-        shards: usize,
-        /// What they are to be encoded with, where others of the context are already.
-        wanted: Option<String>,
-        /// How many hosts compute with what.
-        known: String,
-    },
-    /// The hosts have not enough memory.
-    #[error(
-        "{shards} shards need {} of KV, the largest {}, and the hosts have free: {}. Raise memory_limit, add hosts, or shorten the context",
-        mebibytes(*needed), mebibytes(*largest), rooms(free)
-    )]
-    NotEnoughMemory {
-        /// Shards to place.
-        shards: usize,
-        /// Bytes they need together.
-        needed: u64,
-        /// Bytes of the largest.
-        largest: u64,
-        /// Bytes free of each host that has the labels, by its index.
-        free: Vec<(usize, u64)>,
-    },
-}
-
-impl PlacementRefusal {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
-        "placement_impossible"
-    }
-}
+use crate::{api::PlacementPolicy, error::PlacementRefusal};
 
 /// The host of each demand, in their order.
 ///
@@ -144,7 +27,8 @@ pub fn place(
     if candidates.is_empty() {
         return Err(PlacementRefusal::NoHost { shards });
     }
-    let matching: Vec<Candidate> = candidates.iter().filter(|candidate| policy.admits(candidate)).copied().collect();
+    let matching: Vec<Candidate> =
+        candidates.iter().filter(|candidate| candidate.carries(&policy.labels)).copied().collect();
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
@@ -173,14 +57,6 @@ fn no_such_labels(candidates: &[Candidate], wanted: &BTreeMap<String, String>) -
         wanted: wanted.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", "),
         known: wanted.keys().map(known).collect::<Vec<_>>().join(", "),
     }
-}
-
-fn mebibytes(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
-fn rooms(free: &[(usize, u64)]) -> String {
-    free.iter().map(|(host, bytes)| format!("host {host} {}", mebibytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

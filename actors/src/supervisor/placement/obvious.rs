@@ -5,7 +5,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{Arrangement, Candidate, Demand};
+use super::candidate::{Candidate, Demand};
+use crate::api::Arrangement;
 
 /// A host and what it has been dealt.
 #[derive(Clone)]

@@ -5,14 +5,13 @@ use asterism_plan::MethodConfig;
 
 use super::{ModelFront, choice, invalid, limits::Limits};
 use crate::{
-    api::{JobRequest, Prompt, Reuse, bounds},
+    api::{JobRequest, JobTrace, Prompt, Reuse, bounds},
     error::JobError,
     messages::TokenChoice,
     supervisor::{
         config::ContextHosts,
         tables::job::{PreparedJob, Question, Source},
     },
-    trace::JobTrace,
 };
 
 impl ModelFront {

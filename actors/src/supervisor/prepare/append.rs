@@ -7,12 +7,10 @@ use crate::{
     error::JobError,
     supervisor::{
         config::ContextHosts,
-        tables::{
-            prepared::PreparedContext,
-            sessions::{
-                asked::AskedSession,
-                text::{Answered, Continuation, KeptTurn},
-            },
+        tables::prepared::{
+            PreparedContext,
+            asked::AskedSession,
+            text::{Answered, Continuation, KeptTurn},
         },
     },
 };

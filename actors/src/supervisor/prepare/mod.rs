@@ -22,20 +22,17 @@ use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest,
 use asterism_transport::MAX_META_BYTES;
 
 use crate::{
-    api::{JobRequest, Prompt, Reuse, SessionRequest, bounds},
-    context_host::{MOST_PIECES, PIECE_BYTES},
+    api::{JobRequest, JobTrace, PlacementPolicy, Prompt, Reuse, SessionRequest, bounds},
     error::JobError,
     messages::{TokenChoice, TokenShaping},
+    payload::{MOST_PIECES, PIECE_BYTES},
     supervisor::{
         config::ContextHosts,
-        placement::PlacementPolicy,
         tables::{
-            job::{PreparedJob, Question, RefreshChoice, Source},
-            prepared::{KV_BLOCK, PreparedContext},
-            sessions::asked::AskedSession,
+            job::{PreparedJob, Question, Source},
+            prepared::{KV_BLOCK, PreparedContext, asked::AskedSession, refresh_choice::RefreshChoice},
         },
     },
-    trace::JobTrace,
 };
 
 /// The parts of a model that the supervisor needs: no weights.

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     api::Prompt,
     error::JobError,
-    supervisor::tables::sessions::{
+    supervisor::tables::prepared::{
         asked::AskedSession,
         text::{Continuation, SessionText},
     },

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     api::AppendRequest,
-    supervisor::tables::sessions::text::{Answered, KeptTurn},
+    supervisor::tables::prepared::text::{Answered, KeptTurn},
 };
 
 const HOSTS: ContextHosts =

@@ -6,11 +6,11 @@ use asterism_models::ShardIdentity;
 
 use crate::{
     api::Role,
-    error::JobError,
-    messages::GpuMemory,
+    cores::GpuMemory,
+    error::{JobError, PlacementRefusal},
     supervisor::{
         config::SupervisorConfig,
-        placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
+        placement::{Candidate, Demand, MixedNumerics, place, place_among_equals},
         tables::{
             context::Context,
             contexts::{Contexts, Load},
@@ -248,7 +248,7 @@ impl<'a> HostSelection<'a> {
         let mut candidates = self.with_room(fit);
         for (block, host) in homes {
             let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
-            let admitted = prepared.placement.admits(home);
+            let admitted = home.carries(&prepared.placement.labels);
             let left = home.free_bytes.map(|free| free.checked_sub(context.kv_bytes(*block)));
             home.free_bytes = match left {
                 _ if !admitted => return None,

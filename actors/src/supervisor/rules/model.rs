@@ -5,10 +5,10 @@ use asterism_models::WeightsDigest;
 use crate::{
     api::HostHealth,
     cluster_event::ClusterEventKind,
+    error::codes,
     messages::{HostCommand, ModelReport},
     metric::Observation,
     supervisor::{
-        codes,
         command::SupervisorCommand,
         journal::record,
         rules::{host_selection::check_numerics, recovery::HostLoss},

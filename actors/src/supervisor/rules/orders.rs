@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use asterism_plan::{ContextView, TokenSet};
 
 use crate::{
+    api::TraceContext,
     messages::{ContextIds, EncodeShards, Generate, HostCommand},
     supervisor::{
         command::SupervisorCommand,
@@ -16,7 +17,6 @@ use crate::{
             prepared::tenant_number,
         },
     },
-    trace::TraceContext,
 };
 
 /// Sends orders to hosts and notes what they were sent.

@@ -2,8 +2,9 @@
 
 use crate::{
     api::{JobEvent, JobPhase},
-    messages::{AnswerToken, Encoded, Phase2Times},
+    messages::{AnswerToken, Encoded},
     metric::Observation,
+    readings::Phase2Times,
     supervisor::{
         command::SupervisorCommand,
         journal::record,

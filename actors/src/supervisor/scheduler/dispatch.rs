@@ -4,10 +4,8 @@
 use super::{encode::EncodeScheduler, limits};
 use crate::{
     api::JobPhase,
-    supervisor::{
-        placement::PlacementRefusal,
-        tables::{contexts::Contexts, jobs::Jobs},
-    },
+    error::PlacementRefusal,
+    supervisor::tables::{contexts::Contexts, jobs::Jobs},
 };
 
 /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are

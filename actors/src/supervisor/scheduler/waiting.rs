@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::{
     api::{AwaitedHost, HostHealth, Role, Waiting},
+    error::PlacementRefusal,
     supervisor::{
         config::SupervisorConfig,
-        placement::PlacementRefusal,
         rules::host_selection::HostSelection,
         scheduler::dispatch::running_contexts,
         tables::{

@@ -16,10 +16,11 @@ use tokio::time::timeout;
 
 use crate::{
     api::{
-        AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Reuse, Scheduling, SessionRequest,
+        AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, Reuse, Scheduling, SessionRequest,
         SessionStatus, Waiting, bounds,
     },
     capacity::{Holder, SharedCapacity},
+    cluster_event::EventId,
     error::{HostError, JobError},
     machine,
     store::{Entry, StateStore},
@@ -41,7 +42,7 @@ use crate::{
         state::SupervisorState,
         tables::{
             job::{PreparedJob, Source},
-            sessions::asked::AskedSession,
+            prepared::asked::AskedSession,
         },
     },
 };

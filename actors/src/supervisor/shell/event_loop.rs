@@ -17,7 +17,8 @@ use tokio::{
 };
 
 use crate::{
-    api::{ClusterStatus, EventId, JobEvent},
+    api::{ClusterStatus, JobEvent},
+    cluster_event::EventId,
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
     machine,

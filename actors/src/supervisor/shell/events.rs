@@ -9,10 +9,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use crate::{
-    api::{ClusterEvent, EventId},
-    cluster_event::ClusterEventKind,
-};
+use crate::cluster_event::{ClusterEvent, ClusterEventKind, EventId};
 
 /// Events that are kept.
 const KEPT_EVENTS: usize = 1024;

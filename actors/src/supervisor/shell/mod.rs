@@ -2,6 +2,7 @@
 
 pub mod actor;
 pub mod admission_gate;
+pub mod config_metrics;
 pub mod event_loop;
 pub mod events;
 pub mod feed;

@@ -16,8 +16,8 @@ use crate::{
         tables::{
             context::Context,
             job::{Outcome, PreparedJob},
-            prepared::PreparedContext,
-            sessions::{Session, asked::AskedSession, text::Answered},
+            prepared::{PreparedContext, asked::AskedSession, text::Answered},
+            sessions::Session,
         },
     },
 };

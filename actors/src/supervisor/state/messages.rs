@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::SupervisorState;
 use crate::{
+    error::codes,
     messages::HostMessage,
     metric::{self, Observation},
     supervisor::{
-        codes,
         command::{SupervisorCommand, WorkChange},
         tables::{hosts::host_report::HostReport, job::Outcome},
     },

@@ -8,19 +8,20 @@ use std::{
 };
 
 use asterism_models::TemplateDate;
-use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
+    api::{
+        ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, JobTrace, RecoveryStatus, Timings,
+        TokenLogprobs,
+    },
     cluster_event::{ClusterEventKind, JobName},
     messages::TokenChoice,
     metric::Observation,
     supervisor::{
         fingerprint::Fingerprint,
-        tables::prepared::{PreparedContext, TenantKey},
+        tables::prepared::{PreparedContext, TenantKey, refresh_choice::RefreshChoice},
     },
-    trace::JobTrace,
 };
 
 /// Bytes that a job takes beside its texts and tokens, about.
@@ -49,15 +50,6 @@ pub struct Question {
     pub trace: Option<JobTrace>,
 }
 
-/// What a question gets anew, chosen while its session had a certain context.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RefreshChoice {
-    /// Number of the context.
-    pub context: u64,
-    /// Its tokens, and the keys that they stand for.
-    pub refresh: Refresh,
-}
-
 impl Question {
     /// Whether it is a whole prompt, which sees nothing of its context.
     pub fn is_alone(&self) -> bool {
@@ -70,13 +62,6 @@ impl Question {
         let mut reported = logprobs?;
         reported.top.truncate(wanted as usize);
         Some(reported)
-    }
-}
-
-impl RefreshChoice {
-    fn bytes(&self) -> usize {
-        let runs: usize = self.refresh.hidden.iter().map(|hidden| size_of_val(&hidden.runs[..])).sum();
-        size_of_val(&self.refresh.shard.prefix[..]) + runs
     }
 }
 

@@ -1,5 +1,9 @@
 //! A context planned: what of it never changes, and what it weighs. Knows no host.
 
+pub mod asked;
+pub mod refresh_choice;
+pub mod text;
+
 use std::{
     collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
@@ -10,10 +14,7 @@ use asterism_models::{QuerySeparator, ShardIdentity, TemplateDate, shard_identit
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{
-    messages::RefreshOrder,
-    supervisor::{placement::PlacementPolicy, tables::sessions::text::SessionText},
-};
+use crate::{api::PlacementPolicy, messages::RefreshOrder, supervisor::tables::prepared::text::SessionText};
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
 const SHARD_OVERHEAD_BYTES: u64 = 256;

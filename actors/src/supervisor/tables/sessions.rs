@@ -1,8 +1,5 @@
 //! Every session by name, and when each ends. Knows no context but by its number; chooses no host.
 
-pub mod asked;
-pub mod text;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
@@ -11,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{api::ErrorBody, error::JobError, supervisor::codes::MODEL_CHANGED};
+use crate::error::{ErrorBody, JobError, codes::MODEL_CHANGED};
 
 /// Sessions that ended by themselves and are still known by name.
 const EXPIRED_NAMES: usize = 256;

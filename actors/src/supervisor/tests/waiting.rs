@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use super::{Cluster, config, decoding, job, prepared, prepared_of, seconds};
 use crate::{
-    api::{Role, Scheduling},
-    messages::{GpuMemory, HostMessage, LinkReport, ProcessReading},
-    supervisor::{PlacementPolicy, PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
+    api::{PlacementPolicy, Role, Scheduling},
+    cores::GpuMemory,
+    messages::HostMessage,
+    readings::{LinkReport, ProcessReading},
+    supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
 fn stated(cluster: &Cluster, job: u64) -> String {

@@ -2,7 +2,8 @@
 
 use tokio::time::Instant;
 
-use super::{OpenSpan, TraceContext};
+use super::OpenSpan;
+use crate::api::TraceContext;
 
 /// Spans of a pass.
 const GROUPS: usize = 4;

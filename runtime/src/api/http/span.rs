@@ -2,8 +2,8 @@
 
 use actix_web::{HttpRequest, http::StatusCode};
 use asterism_actors::{
-    api::{FinishReason, JobStatus},
-    trace::{self, Kind, OpenSpan, TraceContext, Value},
+    api::{FinishReason, JobStatus, TraceContext},
+    trace::{self, Kind, OpenSpan, Value},
 };
 
 use super::error::Refusal;

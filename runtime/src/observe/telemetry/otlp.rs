@@ -69,7 +69,7 @@ fn nanoseconds(since_1970: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use asterism_actors::trace::TraceContext;
+    use asterism_actors::api::TraceContext;
 
     use super::*;
 

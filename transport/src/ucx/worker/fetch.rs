@@ -1,10 +1,10 @@
 //! Bodies that the peer only announced: UCX brings them straight into the buffers of a frame.
 
-use std::{ffi::c_void, marker::PhantomData, sync::Arc};
+use std::{ffi::c_void, sync::Arc};
 
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
-use super::Worker;
+use super::{Worker, announced::AnnouncedBody};
 use crate::{
     Meta,
     frame::{buffers::Buffer, codec::Lengths},
@@ -21,14 +21,6 @@ pub(crate) struct ReceiveTarget {
 /// What becomes of a fetch: the filled buffers, or UCX's words.
 pub(crate) type Fetched = Box<dyn FnOnce(Result<ReceiveTarget, &'static str>) + Send>;
 
-/// A body that waits at the peer.
-pub(crate) struct AnnouncedBody<'a> {
-    descriptor: *mut c_void,
-    pub length: usize,
-    /// The descriptor is only known to be valid while the handler runs.
-    handler: PhantomData<&'a ()>,
-}
-
 struct Fetch {
     parts: [sys::ucp_dt_iov; 2],
     landing: ReceiveTarget,
@@ -37,10 +29,6 @@ struct Fetch {
 }
 
 impl AnnouncedBody<'_> {
-    pub(crate) fn new(descriptor: *mut c_void, length: usize) -> Self {
-        Self { descriptor, length, handler: PhantomData }
-    }
-
     /// Brings the body. `fetched` may run before this returns, or much later from whoever drives the worker.
     pub fn fetch(self, worker: &Arc<Worker>, mut landing: ReceiveTarget, fetched: Fetched) {
         let Lengths { payload, .. } = landing.lengths;

@@ -13,12 +13,12 @@ use crate::{
         },
         tables::{
             context::{Context, ContextOwner},
-            prepared::PreparedContext,
-            sessions::{
-                Session,
+            prepared::{
+                PreparedContext,
                 asked::AskedSession,
                 text::{Answered, KeptTurn},
             },
+            sessions::Session,
         },
     },
 };

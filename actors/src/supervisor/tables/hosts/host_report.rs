@@ -6,8 +6,9 @@ use asterism_transport::Endpoint;
 
 use crate::{
     api::DataLinks,
-    messages::{AnswerReading, GpuMemory, LinkReport},
+    cores::GpuMemory,
     metric,
+    readings::{AnswerReading, LinkReport},
 };
 
 /// A host's name, and where others reach it.
@@ -75,7 +76,7 @@ pub fn check_endpoints(endpoints: &[Endpoint]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::LinkReading;
+    use crate::readings::LinkReading;
 
     #[test]
     fn links_are_counted_by_transport_and_reason() {

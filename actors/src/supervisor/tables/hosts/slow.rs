@@ -7,7 +7,7 @@ use super::{
     Hosts,
     pace::{Slowness, WorkKind},
 };
-use crate::{cluster_event::ClusterEventKind, messages::AnswerReading};
+use crate::{cluster_event::ClusterEventKind, readings::AnswerReading};
 
 /// So many times the time of its equals is slow, and so many is not any more.
 const SLOW_TIMES: f64 = 2.5;

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::{Job, JobFacts, JobProgress, PhaseTimes};
-use crate::trace::{JobTrace, Kind, Span};
+use crate::{
+    api::JobTrace,
+    trace::{Kind, Span},
+};
 
 impl Job {
     /// What it took, as spans: itself, and each phase under it.
@@ -51,9 +54,8 @@ impl Job {
 mod tests {
     use super::*;
     use crate::{
-        api::{JobPhase, JobState},
+        api::{JobPhase, JobState, TraceContext},
         supervisor::tables::job::{Outcome, Question, Restored},
-        trace::TraceContext,
     };
 
     fn ended(trace: Option<JobTrace>) -> Vec<Span> {

@@ -218,7 +218,7 @@ fn what_a_host_answers_tells_of_it_too() {
         for at in [0, 1] {
             answered[at] += 1_000_000_000;
             let each = if at == 1 { 5e-10 } else { 3e-11 };
-            let mut report = crate::messages::LinkReport::default();
+            let mut report = crate::readings::LinkReport::default();
             report.answered.operations = answered[at];
             report.answered.seconds = answered[at] as f64 * each;
             cluster.deliver(connection(at, 1), HostMessage::Links(report));

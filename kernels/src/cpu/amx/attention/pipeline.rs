@@ -11,8 +11,8 @@ use super::super::engine::{
     BLOCK_SIDE, Engine, Exponentials, LANES, Product, RESULT_BLOCK, Rows, STEP_ELEMENTS, Softmax, TILE_ELEMENTS,
 };
 use super::super::panels;
+use super::plan::{AMX_BLOCK_KEYS, AmxAttentionPlan, AmxRows, STRETCH_BLOCKS, TILES};
 use super::scores::{blank, hide, punch, raise};
-use super::{AMX_BLOCK_KEYS, AmxAttentionPlan, AmxRows, STRETCH_BLOCKS, TILES};
 
 /// Blocks from one that few rows see to the one asked for meanwhile.
 const PREFETCHED_BLOCKS: usize = 2;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::engine::{BLOCK_SIDE, LANES};
-use super::AMX_BLOCK_KEYS;
+use super::plan::AMX_BLOCK_KEYS;
 
 /// Sets the scores that a row may not see to minus infinity.
 ///

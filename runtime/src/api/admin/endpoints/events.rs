@@ -8,7 +8,8 @@ use actix_web::{
     web::{Data, Query},
 };
 use asterism_actors::{
-    api::{ClusterEvent, EventId, bounds},
+    api::bounds,
+    cluster_event::{ClusterEvent, EventId},
     supervisor::EventListener,
 };
 use bytes::Bytes;

@@ -1,6 +1,6 @@
 //! `events`: what happened in the running cluster lately, and with `--watch` what happens, a line each.
 
-use asterism_actors::api::ClusterEvent;
+use asterism_actors::cluster_event::ClusterEvent;
 use clap::Args;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Arguments that jobs and plans have in common: the method and the placement. Runs nothing.
 
-use asterism_actors::supervisor::{Arrangement, PlacementPolicy};
+use asterism_actors::api::{Arrangement, PlacementPolicy};
 use asterism_plan::{
     MethodConfig,
     methods::{PulsarConfig, StarConfig},

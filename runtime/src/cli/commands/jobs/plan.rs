@@ -4,8 +4,8 @@ mod placed;
 
 use asterism_actors::{
     JobError,
-    api::{JobRequest, Prompt, SessionRequest},
-    supervisor::{ModelFront, PlacementPolicy, SupervisorConfig},
+    api::{JobRequest, PlacementPolicy, Prompt, SessionRequest},
+    supervisor::{ModelFront, SupervisorConfig},
 };
 use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, ModelShape, Plan, Refresh, exact_layers};
 use clap::Args;

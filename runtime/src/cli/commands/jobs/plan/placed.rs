@@ -1,6 +1,10 @@
 //! A plan laid on the hosts of a cluster file, or why their memory or labels do not allow it. Starts nothing.
 
-use asterism_actors::supervisor::{Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
+use asterism_actors::{
+    PlacementRefusal,
+    api::PlacementPolicy,
+    supervisor::{Candidate, Demand, place},
+};
 use asterism_kernels::check_heads;
 use asterism_models::{DecoderParts, ModelConfig};
 use asterism_plan::Plan;

@@ -1,4 +1,4 @@
-//! An error as clients see it: plain values. What errors there are is `error.rs`.
+//! An error as clients see it: plain values. Which errors there are is for its parent to say.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cluster_event::ClusterEventKind;
+use super::ClusterEventKind;
 
 /// Something that happened. One JSON object on the admin API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

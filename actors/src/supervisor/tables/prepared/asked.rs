@@ -5,9 +5,9 @@ use std::sync::Arc;
 use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{MethodConfig, Plan};
 
-use crate::supervisor::{
-    placement::PlacementPolicy,
-    tables::{job::RefreshChoice, prepared::PreparedContext, sessions::text::SessionText},
+use crate::{
+    api::PlacementPolicy,
+    supervisor::tables::prepared::{PreparedContext, refresh_choice::RefreshChoice, text::SessionText},
 };
 
 /// A session as a question to it is prepared.
