@@ -17,8 +17,8 @@ use asterism_actors::{
         AnswerReading, Attach, Carried, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate,
         GpuMemory, Hello, HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink,
         ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading,
-        QueryMeta, QueryPart, RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, StreamingMask,
-        TokenChoice, TokenShaping, Traffic, WireMessage,
+        QueryMeta, QueryPart, RefreshOrder, Refused, RelayChild, RelayOrder, ShardHolder, ShardKeys, ShardSent,
+        StreamingMask, TokenChoice, TokenShaping, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
@@ -270,7 +270,9 @@ fn openings() {
         ChannelOpening::Detach { attachment: 4 },
         ChannelOpening::Pass { context: 4, attempt: 1, ticket },
         ChannelOpening::Probe,
+        ChannelOpening::Fetch { context: 4, block: 2, ticket },
     ]);
+    fuzz(&[ShardSent { context: 4, block: 2, digest: 9, checksum: [7; 32] }]);
     fuzz(&[ParcelsTaken { context: 4, attempt: 1 }]);
 }
 
