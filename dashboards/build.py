@@ -143,6 +143,8 @@ CLUSTER = [
      {"bars": True}),
     ("lines", "Shards encoded again", "After a loss: those that were lost, and those encoded together with them.", "short",
      [happened("shard_reencodes_total", "reason")], {"bars": True}),
+    ("lines", "Shards moved", "From hosts that drain, restart or have too many: transferred as they lay, or encoded anew.", "short",
+     [happened("shards_moved_total", "how")], {"bars": True}),
     ("lines", "Recovery", "From a loss to the next token or encoded context, within the last hour.", "s",
      [(f"histogram_quantile({share}, sum by (le) (increase(asterism_recovery_duration_seconds_bucket{{ASTERISM}}[1h])))", label)
       for share, label in [(0.5, "p50"), (0.99, "p99")]], {}),

@@ -18,6 +18,8 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/backup.rs"]
 mod backup;
+#[path = "survival/cgroup.rs"]
+mod cgroup;
 #[path = "survival/chats.rs"]
 mod chats;
 #[path = "survival/sessions.rs"]

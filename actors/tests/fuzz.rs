@@ -18,7 +18,7 @@ use asterism_actors::{
         Attach, ChannelOpening, Condition, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand,
         HostMessage, HostRole, LinkPeer, MeasuredLink, ParcelMeta, ParcelPart, ParcelsTaken, PartialsAnswer,
         PartialsMeta, PartialsPart, QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardHolder, ShardKeys,
-        StreamingMask, TokenChoice, TokenShaping, WireMessage,
+        ShardSent, StreamingMask, TokenChoice, TokenShaping, WireMessage,
     },
     readings::{AnswerReading, Carried, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
     ticket::Secret,
@@ -270,7 +270,9 @@ fn openings() {
         ChannelOpening::Detach { attachment: 4 },
         ChannelOpening::Pass { context: 4, attempt: 1, ticket },
         ChannelOpening::Probe,
+        ChannelOpening::Fetch { context: 4, block: 2, ticket },
     ]);
+    fuzz(&[ShardSent { context: 4, block: 2, digest: 9, checksum: [7; 32] }]);
     fuzz(&[ParcelsTaken { context: 4, attempt: 1 }]);
 }
 

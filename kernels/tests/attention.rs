@@ -115,6 +115,12 @@ fn merges_to_the_whole<B: Backend>(backend: &B, case: &Case, cuts: &[usize]) -> 
     }
     let merged = download(backend, &backend.merge(&partials).unwrap());
     let whole = download(backend, &attend(backend, shape, &q, &kv));
+    // What a cache holds may travel, and has the same bits where it is cached again.
+    let [k, v] = backend.kv_tensors(&kv).unwrap().map(|held| {
+        let bytes = backend.raw(std::slice::from_ref(&held)).unwrap().whole().unwrap();
+        backend.upload_raw(&backend.shape(&held), &[&bytes]).unwrap()
+    });
+    prop_assert_eq!(&download(backend, &attend(backend, shape, &q, &backend.kv(&k, &v).unwrap())), &whole);
     assert_close(backend.dtype(), &merged.0, &whole.0)?;
     assert_close(backend.dtype(), &merged.1, &whole.1)
 }

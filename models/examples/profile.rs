@@ -153,6 +153,9 @@ impl<B: Backend> KvOps for Timed<B> {
     fn kv_rows(&self, kv: &B::Kv, start: usize, end: usize) -> Outcome<B::Kv> {
         self.time("kv_rows", |b| b.kv_rows(kv, start, end))
     }
+    fn kv_tensors(&self, kv: &B::Kv) -> Outcome<[B::Tensor; 2]> {
+        self.time("kv_tensors", |b| b.kv_tensors(kv))
+    }
     fn kv_len(&self, kv: &B::Kv) -> usize {
         self.inner.kv_len(kv)
     }

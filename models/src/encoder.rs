@@ -48,6 +48,29 @@ impl<B: Backend> Clone for EncodedShard<B> {
 }
 
 impl<B: Backend> EncodedShard<B> {
+    /// What comes of a shard that another host encoded, whose pass was to read what `digest` is the checksum of: no layer yet.
+    pub fn coming(shard: &Shard, digest: u64) -> Self {
+        let (block, tokens, position) = (shard.block, shard.kept_tokens(), shard.keep_position());
+        Self { block, tokens, position, layers: Vec::new(), digest }
+    }
+
+    /// Takes in its next layer: keys and values `(kv, tokens, dim)`, as [`EncodedShard::tensors`] gives them.
+    ///
+    /// # Errors
+    /// What the kernels report.
+    pub fn take(&mut self, decoder: &Decoder<B>, [k, v]: [B::Tensor; 2]) -> Result<(), ModelError> {
+        self.layers.push(decoder.kv(&k, &v)?);
+        Ok(())
+    }
+
+    /// Keys, then values, of a layer `(kv, tokens, dim)`.
+    ///
+    /// # Errors
+    /// What the kernels report.
+    pub fn tensors(&self, decoder: &Decoder<B>, layer: usize) -> Result<[B::Tensor; 2], ModelError> {
+        Ok(decoder.backend().kv_tensors(&self.layers[layer])?)
+    }
+
     /// Bytes of the keys and values kept. Memory is allotted in whole blocks of tokens, so that up to one block more of each
     /// head is taken.
     pub fn bytes(&self, decoder: &Decoder<B>) -> u64 {
@@ -229,11 +252,7 @@ impl<B: Backend> Phase1<'_, B> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
         let mut read = vec![InputDigest::default(); self.shards.len()];
         let mut stacks = self.stacks(&mut read)?;
-        let keep = |shard: &Shard| {
-            let (block, tokens) = (shard.block, shard.kept_tokens());
-            EncodedShard { block, tokens, position: shard.keep_position(), layers: Vec::new(), digest: 0 }
-        };
-        encoded.extend(self.shards.iter().map(keep));
+        encoded.extend(self.shards.iter().map(|shard| EncodedShard::coming(shard, 0)));
         let mut before: Option<Mark> = None;
         for index in 0..count {
             let passes = self.project(index, &stacks, &mut read)?;

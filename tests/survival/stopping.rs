@@ -1,4 +1,4 @@
-//! Every process of a cluster asked to end, killed, stopped and hung up on while it answers: what happens to whom, and that the
+//! Every process of a cluster asked to end, killed, stopped, hung up on and left without memory while it answers: what happens to whom, and that the
 //! tokens stay the same. Where a service manager would start a process again, the test does.
 
 use std::{
@@ -6,16 +6,28 @@ use std::{
     net::UdpSocket,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec};
 
-use super::{BINARY, Ending, SURVIVING, embedded, eventually, ready, signal, start, stops};
+use super::{BINARY, Ending, SURVIVING, cgroup, embedded, eventually, ready, signal, start, stops};
 
-/// Longer than a host may be silent.
+/// Longer than a host may be silent, unless `ASTERISM_STOPPED_S` says otherwise.
 const STOPPED: Duration = Duration::from_secs(4);
+/// What the kernel does to a process for which a control group has no memory.
+const STARVED: &str = "-OOM";
+
+/// What processes are struck with: where no group can be made, all but one.
+fn blows() -> Vec<&'static str> {
+    let mut blows = vec!["-TERM", "-KILL", "-STOP", "-HUP"];
+    match cgroup::no_memory_groups() {
+        None => blows.push(STARVED),
+        Some(why) => tests::skipped(&why),
+    }
+    blows
+}
 
 fn job(id: &str) -> Value {
     let context: String = (0..200).map(|town| format!("The road to town {town} is long and slow. ")).collect();
@@ -66,11 +78,15 @@ fn well(status: &Value) -> bool {
 
 /// Sends a signal; a process that it stops goes on after a while.
 fn strike(blow: &str, pid: u64) {
+    if blow == STARVED {
+        return cgroup::starve(pid);
+    }
     signal(blow, pid);
     if blow == "-STOP" {
         stops(pid);
         let (done, waits) = std::sync::mpsc::channel::<()>();
-        let _ = waits.recv_timeout(STOPPED);
+        let stopped = std::env::var("ASTERISM_STOPPED_S").ok().and_then(|seconds| seconds.parse().ok());
+        let _ = waits.recv_timeout(stopped.map_or(STOPPED, Duration::from_secs));
         drop(done);
         // Whoever watches it may have ended it meanwhile.
         let _ = std::process::Command::new("kill").args(["-CONT", &pid.to_string()]).status();
@@ -88,7 +104,7 @@ fn who_is_asked_to_end_killed_stopped_or_hung_up_on_is_back_by_itself_and_the_to
     submitted(&cluster, "undisturbed");
     let expected = tokens(&cluster, "undisturbed");
     for victim in ["context-0", "query-0", "supervisor"] {
-        for blow in ["-TERM", "-KILL", "-STOP", "-HUP"] {
+        for blow in blows() {
             let id = format!("{victim}{blow}");
             submitted(&cluster, &id);
             generates(&cluster, &id);
@@ -99,9 +115,11 @@ fn who_is_asked_to_end_killed_stopped_or_hung_up_on_is_back_by_itself_and_the_to
             };
             let struck = pid(&before);
             strike(blow, struck);
+            let began = Instant::now();
             assert_eq!(tokens(&cluster, &id), expected, "{id}");
             let after =
                 cluster.wait_for("all to be back", |status| well(status) && (blow == "-HUP" || pid(status) != struck));
+            eprintln!("{id}: answered and back after {:.1} s", began.elapsed().as_secs_f64());
             assert_eq!(pid(&after) == struck, blow == "-HUP", "{id}: only SIGHUP ends nobody");
             for name in ["context-0", "context-1", "query-0"] {
                 let [was, is] = [&before, &after].map(|status| host(status, name));
@@ -118,13 +136,13 @@ fn an_up_that_its_service_manager_starts_again_goes_on_with_what_it_had() {
     let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(2) });
     submitted(&cluster, "undisturbed");
     let expected = tokens(&cluster, "undisturbed");
-    for blow in ["-TERM", "-KILL", "-STOP", "-HUP"] {
+    for blow in blows() {
         let id = format!("up{blow}");
         submitted(&cluster, &id);
         generates(&cluster, &id);
         let (parent, supervisor, before) = (cluster.parent(), cluster.supervisor(), cluster.status());
         strike(blow, parent);
-        if matches!(blow, "-TERM" | "-KILL") {
+        if matches!(blow, "-TERM" | "-KILL" | STARVED) {
             let pids: Vec<u64> = ["context-0", "context-1", "query-0"]
                 .map(|name| host(&before, name)["pid"].as_u64().expect("a process"))
                 .into();
@@ -132,8 +150,10 @@ fn an_up_that_its_service_manager_starts_again_goes_on_with_what_it_had() {
             let up = cluster.run(&["up", "--detach"]);
             assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
         }
+        let began = Instant::now();
         assert_eq!(tokens(&cluster, &id), expected, "{id}");
         let after = cluster.wait_for("all to be back", well);
+        eprintln!("{id}: answered and back after {:.1} s", began.elapsed().as_secs_f64());
         let left_alone = matches!(blow, "-STOP" | "-HUP");
         assert_eq!(host(&before, "query-0")["pid"] == host(&after, "query-0")["pid"], left_alone, "{id}");
     }
@@ -168,7 +188,7 @@ fn a_supervisor_and_an_agent_that_are_asked_to_end_leave_the_others_at_work() {
         process.0.wait().expect("a child").code()
     };
     for (victim, blow) in
-        ["supervisor", "local"].into_iter().flat_map(|who| ["-TERM", "-KILL", "-STOP", "-HUP"].map(|blow| (who, blow)))
+        ["supervisor", "local"].into_iter().flat_map(|who| blows().into_iter().map(move |blow| (who, blow)))
     {
         let id = format!("{victim}{blow}");
         submitted(&cluster, &id);
@@ -176,13 +196,15 @@ fn a_supervisor_and_an_agent_that_are_asked_to_end_leave_the_others_at_work() {
         let before = cluster.status();
         let struck = if victim == "supervisor" { &mut supervisor } else { &mut local };
         strike(blow, struck.0.id().into());
-        let ends = matches!(blow, "-TERM" | "-KILL");
+        let ends = matches!(blow, "-TERM" | "-KILL" | STARVED);
         if ends {
             assert_eq!(ended(struck), (blow == "-TERM").then_some(143), "{id}");
             *struck = if victim == "supervisor" { serve() } else { agent("local") };
         }
+        let began = Instant::now();
         assert_eq!(tokens(&cluster, &id), expected, "{id}");
         let after = cluster.wait_for("all to be back", well);
+        eprintln!("two nodes, {id}: answered and back after {:.1} s", began.elapsed().as_secs_f64());
         for name in ["context-0", "context-1", "query-0"] {
             let [was, is] = [&before, &after].map(|status| host(status, name)["pid"].as_u64());
             let own = victim == "local" && name == "context-0";
@@ -261,4 +283,18 @@ fn all_hosts_are_restarted_in_turn_under_jobs_and_sessions_and_nothing_fails() {
         assert!(was["pid"] != is["pid"] && was["restarts"] == is["restarts"], "{name}: {is:#}");
     }
     assert_eq!((0..3).map(answer).collect::<Vec<_>>(), answers);
+    let moved = moved(&cluster);
+    assert!(moved[0] > 0 && moved[1] == 0, "what sessions had went as it lay, and nothing was encoded anew: {moved:?}");
+    eprintln!("{} shards were transferred", moved[0]);
+}
+
+/// Shards that were transferred from host to host, and that were encoded anew instead: where they moved, and after a loss.
+fn moved(cluster: &Cluster) -> [u64; 2] {
+    let page = cluster.metrics();
+    let count = |name: &str| -> u64 {
+        let values = page.lines().filter(|line| line.starts_with(name)).filter_map(|line| line.rsplit(' ').next());
+        values.map(|value| value.parse::<u64>().expect("a number")).sum()
+    };
+    let encoded = count("asterism_shards_moved_total{how=\"encoded\"");
+    [count("asterism_shards_moved_total{how=\"transferred\""), encoded + count("asterism_shard_reencodes_total")]
 }

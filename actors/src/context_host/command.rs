@@ -56,7 +56,9 @@ pub struct Failure {
 pub enum ContextHostCommand {
     /// Encode these together; [`ContextHostEvent::Encoded`] or [`ContextHostEvent::Stopped`] follows for each.
     Encode(Vec<EncodeWork>),
-    /// Stop encoding, where no other is encoded together with it; [`ContextHostEvent::Stopped`] or [`ContextHostEvent::Encoded`]
+    /// Fetch the shards of a work of who holds them; [`ContextHostEvent::Encoded`] or [`ContextHostEvent::Stopped`] follows.
+    Fetch(EncodeWork),
+    /// Stop encoding or fetching, where no other is encoded together with it; [`ContextHostEvent::Stopped`] or [`ContextHostEvent::Encoded`]
     /// follows.
     Stop {
         /// Number of the work.

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use asterism_kernels::KernelError;
+use asterism_models::ModelError;
 use asterism_transport::{FrameKind, PayloadType, TransportError};
 use thiserror::Error;
 
@@ -93,6 +94,56 @@ pub enum ChannelError {
     Panicked {
         /// Its words.
         cause: String,
+    },
+}
+
+/// Why the keys and values of a shard did not come from the host that holds them.
+#[derive(Debug, Error)]
+pub enum FetchError {
+    /// The channel, or what came on it.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// The network.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The device.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// It keeps the channel open, and sends nothing.
+    #[error("it sent nothing for {} s", waited.as_secs())]
+    Silent {
+        /// For how long.
+        waited: Duration,
+    },
+    /// It sent less than all.
+    #[error("it closed the channel after {layers} of {of} layers")]
+    Short {
+        /// Layers that came.
+        layers: usize,
+        /// Layers of the model.
+        of: usize,
+    },
+    /// Something else than the next layer came.
+    #[error("expected {expected}, got {got}")]
+    Other {
+        /// What was expected.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// Not all bytes came as they were sent, or they are of another shard.
+    #[error("expected the checksums {expected} of what it read and of its keys, got {got}")]
+    Checksum {
+        /// Of the order, and of what was sent.
+        expected: String,
+        /// Of what came.
+        got: String,
+    },
+    /// Nobody is named who holds it.
+    #[error("no host is named that holds shard {block}")]
+    NoHolder {
+        /// The shard.
+        block: usize,
     },
 }
 

@@ -8,6 +8,7 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_transport::DataPlane;
+use tokio::task::JoinHandle;
 
 use crate::{
     cluster_event::ClusterEventKind,
@@ -16,7 +17,7 @@ use crate::{
         answering::{channels, desk::QueryService},
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
         fair_scheduler::FairScheduler,
-        parcels::passing::TransferContext,
+        parcels::{moving::FetchWorker, passing::TransferContext},
         state::ContextHostState,
         stop::StopFlag,
         store::ShardStore,
@@ -112,6 +113,7 @@ impl<B: Backend> ContextSide<B> {
         for command in self.state.handle(now, event) {
             match command {
                 ContextHostCommand::Encode(works) => self.encode(works),
+                ContextHostCommand::Fetch(work) => self.fetch(work),
                 ContextHostCommand::Stop { work } => self.leave(work),
                 ContextHostCommand::Keep { work, context } => self.service.store.keep(work, context),
                 ContextHostCommand::Discard { work } => self.service.store.discard(work),
@@ -160,8 +162,21 @@ impl<B: Backend> ContextSide<B> {
             scheduler: self.scheduler.clone(),
             post: self.post.clone(),
         };
+        self.watch(works, machine::spawn(move || worker.run(&pack)));
+    }
+
+    fn fetch(&mut self, work: EncodeWork) {
+        let stop = StopFlag::default();
+        let works = BTreeSet::from([work.work]);
+        self.running.insert(work.work, RunningPack { works: works.clone(), stop: stop.clone() });
+        let QueryService { decoder, store, .. } = self.service.clone();
+        let worker = FetchWorker { decoder, links: self.links.clone(), store, stop, post: self.post.clone() };
+        self.watch(works, machine::spawn(move || worker.run(&work)));
+    }
+
+    /// A thread that panics ends its works.
+    fn watch(&self, works: BTreeSet<u64>, thread: JoinHandle<()>) {
         let post = self.post.clone();
-        let thread = machine::spawn(move || worker.run(&pack));
         tokio::spawn(async move {
             if let Err(panic) = thread.await {
                 let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));
@@ -180,8 +195,9 @@ impl<B: Backend> Drop for ContextSide<B> {
     }
 }
 
-/// That shards of one order are encoded; its seconds are dealt out among them.
+/// That shards of one order are encoded; its seconds are dealt out among them. Those that came from another host are not.
 fn update(encoded: &[Encoded]) -> Option<ClusterEventKind> {
+    encoded.iter().any(|shard| !shard.cached).then_some(())?;
     Some(ClusterEventKind::ShardsEncoded {
         context: encoded.first()?.context,
         shards: encoded.len(),

@@ -60,8 +60,8 @@ struct RunningEncode {
     attempt: u32,
     /// The first of the works that it is encoded together with.
     pack: u64,
-    /// Its order, where it is one of several: it is taken again alone when they fail.
-    packed: Option<Box<EncodeShards>>,
+    /// What is taken up instead when it fails: its order alone where it is one of several, or to be encoded where it is fetched.
+    instead: Option<Box<EncodeShards>>,
     blocks: BTreeSet<u32>,
     /// What its shards are, by block, where they may be found again.
     identities: Vec<(u32, ShardIdentity)>,
@@ -289,9 +289,9 @@ impl ContextHostState {
 
     fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<ContextHostCommand>) {
         let ended = self.ended(work, used);
-        let Some(RunningEncode { context, attempt, packed, abandoned: false, .. }) = ended else { return };
+        let Some(RunningEncode { context, attempt, instead, abandoned: false, .. }) = ended else { return };
         let Some(failure) = failure else { return };
-        if let Some(order) = packed {
+        if let Some(order) = instead {
             // What failed may be another's, or that all of them found no room.
             self.alone.insert(context);
             *self.used.entry(context).or_default() += used;
@@ -339,13 +339,22 @@ impl ContextHostState {
             if works.len() > 1 {
                 for EncodeWork { work, order, .. } in &works {
                     let running = self.running.get_mut(work).expect("it has just begun");
-                    running.packed = Some(Box::new(order.clone()));
+                    running.instead = Some(Box::new(order.clone()));
                 }
             }
-            if !works.is_empty() {
-                commands.push(ContextHostCommand::Encode(works));
+            match works.pop_if(|work| is_held_elsewhere(&work.order)) {
+                Some(work) => commands.push(self.fetch(work)),
+                None if works.is_empty() => {}
+                None => commands.push(ContextHostCommand::Encode(works)),
             }
         }
+    }
+
+    /// A work whose shards another host holds: where they do not come, they are encoded.
+    fn fetch(&mut self, work: EncodeWork) -> ContextHostCommand {
+        let running = self.running.get_mut(&work.work).expect("it has just begun");
+        running.instead = Some(Box::new(EncodeShards { peers: Vec::new(), ..work.order.clone() }));
+        ContextHostCommand::Fetch(work)
     }
 
     /// The order that begins next: of the key for which the fewest are under way, the one that came first. Beyond the room for all
@@ -367,7 +376,10 @@ impl ContextHostState {
     }
 
     fn may_share(&self, order: &EncodeShards) -> bool {
-        order.exchange == Exchange::None && !is_chain(order) && !self.alone.contains(&order.context)
+        order.exchange == Exchange::None
+            && order.peers.is_empty()
+            && !is_chain(order)
+            && !self.alone.contains(&order.context)
     }
 
     fn is_idle(&self, context: u64) -> bool {
@@ -402,13 +414,18 @@ impl ContextHostState {
         self.works += 1;
         let (identities, tied) = (order.identities.clone(), order.exchange != Exchange::None);
         let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
-        let (packed, abandoned) = (None, false);
+        let (instead, abandoned) = (None, false);
         let running =
-            RunningEncode { context, tenant, attempt, pack, packed, blocks, identities, tied, kept_tokens, abandoned };
+            RunningEncode { context, tenant, attempt, pack, instead, blocks, identities, tied, kept_tokens, abandoned };
         self.running.insert(work, running);
         let used = self.used.get(&context).copied().unwrap_or(0.0);
         Some(EncodeWork { work, used, order, inputs })
     }
+}
+
+/// Whether another host holds the shards of an order.
+fn is_held_elsewhere(order: &EncodeShards) -> bool {
+    order.exchange == Exchange::None && !order.peers.is_empty()
 }
 
 /// Rows that go through the layers for an order.
@@ -425,6 +442,8 @@ fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostComma
 mod tests {
     use super::*;
     use asterism_plan::{Input, LocalAttention, Shard, Span};
+
+    use crate::messages::ShardHolder;
 
     fn order(context: u64, attempt: u32, blocks: &[usize], exchange: Exchange) -> EncodeShards {
         let shard = |block| Shard {
@@ -741,5 +760,19 @@ mod tests {
         let commands = host.failed(0);
         assert_eq!(not_encoded_of(&commands), [(1, 1)]);
         assert_eq!(commands[1..], [work(1, 0.5, order(1, 2, &[2], Exchange::None))]);
+    }
+
+    #[test]
+    fn what_another_host_holds_is_fetched_and_encoded_only_where_it_does_not_come() {
+        let mut host = Host::new();
+        let holder = ShardHolder { host: "c1".into(), endpoints: Vec::new(), blocks: vec![2] };
+        let to_encode = order(1, 3, &[2], Exchange::None);
+        let to_fetch = EncodeShards { peers: vec![holder], ..to_encode.clone() };
+        let commands = host.hears(HostCommand::Encode(to_fetch.clone()));
+        assert_eq!(commands, [ContextHostCommand::Fetch(part(0, 0.0, to_fetch.clone()))]);
+        assert_eq!(host.hears(HostCommand::Encode(to_fetch)), [], "it is under way");
+        let failure = Failure { peer_lost: true, code: "host_lost".into(), message: "c1: gone".into() };
+        let stopped = ContextHostEvent::Stopped { work: 0, failure: Some(failure), used: 0.0 };
+        assert_eq!(host.0.handle(Duration::ZERO, stopped), [work(1, 0.0, to_encode)]);
     }
 }

@@ -82,6 +82,7 @@ pub enum Action {
     // To a host, by another.
     Attach,
     Pass,
+    Fetch,
     // Where certificates are given out.
     Join,
     Renew,
@@ -142,6 +143,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Start, ORDERS),
     rule(Action::Attach, WORKERS),
     rule(Action::Pass, WORKERS),
+    rule(Action::Fetch, WORKERS),
     rule(Action::Join, CLIENTS),
     rule(Action::Renew, &[NODE_PARTY]),
     rule(Action::Http("GET", "/livez"), EVERYBODY),
@@ -372,6 +374,7 @@ impl AuthorizedMessage for ChannelOpening {
         match self {
             Self::Attach(_) | Self::Detach { .. } | Self::Probe => Action::Attach,
             Self::Pass { .. } => Action::Pass,
+            Self::Fetch { .. } => Action::Fetch,
         }
     }
 

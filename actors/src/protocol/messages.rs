@@ -23,7 +23,7 @@ pub use measured::{Encoded, LinkPeer, MeasuredLink};
 pub use model::ModelReport;
 pub use queries::{
     Admitted, Attach, ChannelOpening, InvalidMerge, ParcelsTaken, PartialsAnswer, PartialsMeta, PartialsPart,
-    QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardKeys, StreamingMask,
+    QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardKeys, ShardSent, StreamingMask,
 };
 pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};
@@ -310,7 +310,8 @@ pub struct EncodeShards {
     pub blocks: u32,
     /// What shards pass each other.
     pub exchange: Exchange,
-    /// Who has the shards that these send something to.
+    /// Who has the shards that these send something to; of shards that pass each other nothing, who holds them already: their keys
+    /// and values are fetched of it, and encoded only where it does not give them.
     pub peers: Vec<ShardHolder>,
     /// What whoever asks these shards, or passes them something, must show.
     pub ticket: Ticket,

@@ -61,6 +61,11 @@ pub enum Observation {
         /// Tokens of its block.
         tokens: usize,
     },
+    /// A shard is held where it moved to.
+    ShardMoved {
+        /// `transferred` as it lay, or `encoded` anew.
+        how: &'static str,
+    },
     /// Every shard of a job is encoded.
     JobEncoded {
         /// Method by name.
@@ -165,6 +170,7 @@ impl Observation {
             Self::ShardCached { host, tokens } => {
                 counter!(PHASE1_CACHED_TOKENS, "host" => host.clone()).increment(*tokens as u64);
             }
+            Self::ShardMoved { how } => counter!(SHARDS_MOVED, "how" => *how).increment(1),
             Self::ContextReused { held } => counter!(CONTEXTS_REUSED, "held" => *held).increment(1),
             Self::JobEncoded { method, sparsity } => {
                 gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(sparsity.max(0.0));
@@ -283,6 +289,9 @@ pub fn start_at_zero() {
         counter!(REQUESTS_REFUSED, "error_type" => code).increment(0);
     }
     counter!(SPANS_DROPPED, "host" => SUPERVISOR_LABEL).increment(0);
+    for how in ["transferred", "encoded"] {
+        counter!(SHARDS_MOVED, "how" => how).increment(0);
+    }
     for held in ["all", "part", "none"] {
         counter!(CONTEXTS_REUSED, "held" => held).increment(0);
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use asterism_actors::{
     DeviceHandover,
-    messages::{HostCommand, HostMessage, HostRole, ParcelsTaken, ShardHolder, WireMessage},
+    messages::{Generate, HostCommand, HostMessage, HostRole, ParcelsTaken, ShardHolder, WireMessage},
 };
 use asterism_plan::Exchange;
 use asterism_transport::{Endpoint, MAX_PAYLOAD_BYTES};
@@ -88,6 +88,37 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
         _ => None,
     });
     kv_bytes.await;
+    bench.shutdown().await;
+}
+
+/// Shards that move to another host come as they lie, in pieces or not; where they do not come they are encoded, to the same bits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_moves_as_it_lies_and_is_encoded_where_it_does_not_come() {
+    let case = Case::of("star", 4);
+    let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare), ("c2", HostRole::Spare)]).await;
+    let held = bench.encode(&case, "c0", &[0, 1]).await;
+    let own = bench.encode(&case, "c1", &[2]).await;
+    bench.generate("c1", case.generate(&[held.clone(), own, bench.encode(&case, "c2", &[3]).await], 24, 0.9)).await;
+    let expected = bench.line("c1").tokens(0).await;
+    // The second holder does not have what it is said to have, and there is no third.
+    let wrong = ShardHolder { blocks: vec![2], ..held.clone() };
+    let nobody =
+        ShardHolder { host: "c9".into(), endpoints: vec![Endpoint::new("local", "0/127.0.0.1:1")], blocks: vec![3] };
+    let mut how = Vec::new();
+    for (block, holder) in [held.clone(), held, wrong, nobody].into_iter().enumerate() {
+        bench.line("c2").encode(&case, 2, &[block], &[holder]).await;
+        let encoded = bench.line("c2").receive(|message| match message {
+            HostMessage::Encoded(encoded) if encoded.block as usize == block => Some(encoded),
+            HostMessage::NotEncoded { message, .. } => panic!("{message}"),
+            _ => None,
+        });
+        how.push(encoded.await);
+    }
+    assert_eq!(how.iter().map(|one| one.cached).collect::<Vec<_>>(), [true, true, false, false]);
+    assert!(how[0].exchange_bytes >= how[0].kv_bytes && how[0].pairs == 0 && how[2].pairs > 0, "{how:?}");
+    let all = bench.holder("c2", &[0, 1, 2, 3]);
+    bench.generate("c2", Generate { job: 4, ..case.generate(&[all], 24, 0.9) }).await;
+    assert_eq!(bench.line("c2").tokens(0).await, expected);
     bench.shutdown().await;
 }
 

@@ -41,6 +41,8 @@ pub trait KvOps: ElementwiseOps {
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// A copy of rows `start..end`, so that the rest can be freed.
     fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
+    /// The cached keys, then the values, `(kv heads, tokens, head dim)` each: [`KvOps::kv`] of them is a cache of the same bits.
+    fn kv_tensors(&self, kv: &Self::Kv) -> Result<[Self::Tensor; 2], KernelError>;
     /// Cached tokens.
     fn kv_len(&self, kv: &Self::Kv) -> usize;
     /// Bytes held, capacity included.

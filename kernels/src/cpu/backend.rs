@@ -298,6 +298,10 @@ impl KvOps for Cpu {
         kv.rows(start, end)
     }
 
+    fn kv_tensors(&self, kv: &CpuKv) -> Result<[CpuTensor; 2], KernelError> {
+        kv.tensors()
+    }
+
     fn kv_len(&self, kv: &CpuKv) -> usize {
         kv.len()
     }

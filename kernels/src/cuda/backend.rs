@@ -283,6 +283,10 @@ impl KvOps for Cuda {
         kv.rows(&self.device, start, end)
     }
 
+    fn kv_tensors(&self, kv: &CudaKv) -> Result<[Tensor; 2], KernelError> {
+        Ok(kv.tensors())
+    }
+
     fn kv_len(&self, kv: &CudaKv) -> usize {
         kv.len()
     }

@@ -212,6 +212,17 @@ impl CudaKv {
         Ok(())
     }
 
+    /// Keys, then values, in the memory where they lie: who appends to the cache afterwards gets other memory.
+    pub fn tensors(&self) -> [Tensor; 2] {
+        self.buffers.each_ref().map(|buffer| Tensor {
+            shape: vec![self.heads, self.len, self.dim],
+            dtype: self.dtype,
+            buffer: Arc::clone(buffer),
+            offset: 0,
+            rows_first: true,
+        })
+    }
+
     /// A copy of tokens `start..end`.
     ///
     /// # Errors

@@ -80,6 +80,12 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         Ok(GroupKv { parts, ..kv.clone() })
     }
 
+    fn kv_tensors(&self, kv: &GroupKv<B>) -> Result<[GroupTensor<B>; 2], KernelError> {
+        let both = self.members.iter().zip(&kv.parts).map(|(member, part)| member.kv_tensors(part));
+        let (keys, values) = both.map(|both| both.map(|[k, v]| (k, v))).collect::<Result<(Vec<_>, Vec<_>), _>>()?;
+        Ok([keys, values].map(|parts| GroupTensor::of(parts, kv.layout.clone())))
+    }
+
     fn kv_len(&self, kv: &GroupKv<B>) -> usize {
         self.first().kv_len(&kv.parts[0])
     }

@@ -61,6 +61,20 @@ pub fn fail(error: &CliError, color: bool) -> Exit {
     error.exit
 }
 
+/// Prints a piece of what goes on: nobody has to go on for a reader that went away.
+///
+/// # Errors
+/// [`Exit::Interrupted`] then; what the system says otherwise.
+pub fn print_piece(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Err(CliError::new(Exit::Interrupted, "nobody reads standard output any more"))
+        }
+        outcome => written(outcome),
+    }
+}
+
 /// A reader that went away has seen what it wanted.
 fn written(outcome: io::Result<()>) -> Result<(), CliError> {
     match outcome {

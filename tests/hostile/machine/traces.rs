@@ -169,6 +169,7 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
     let number = |name: &str| request.attribute(name)["intValue"].as_str().expect("a number").parse::<u64>().ok();
     assert_eq!(number("gen_ai.usage.input_tokens"), answer["usage"]["prompt_tokens"].as_u64());
     assert_eq!(number("gen_ai.usage.output_tokens"), Some(4));
+    assert_eq!(number("http.response.status_code"), Some(200));
     assert_eq!(request.attribute("gen_ai.request.model")["stringValue"], "asterism-7m");
     assert_eq!(request.attribute("gen_ai.response.finish_reasons")["arrayValue"]["values"][0]["stringValue"], "length");
 

@@ -190,7 +190,7 @@ async fn attempt(house: &House, party: Party, act: Action) -> bool {
     match (message(act), command(act), act) {
         (Some(message), ..) => says(house, party, message).await,
         (_, Some(command), _) => orders(house, party, command).await,
-        (.., Action::Attach | Action::Pass) => opens(house, party, act).await,
+        (.., Action::Attach | Action::Pass | Action::Fetch) => opens(house, party, act).await,
         (.., Action::Join) => joins(house, party).await,
         (.., Action::Renew) => renews(house, party).await,
         (.., act) => panic!("{act:?} is not tried"),
@@ -293,9 +293,10 @@ async fn opens(house: &House, party: Party, act: Action) -> bool {
     });
     let pass = ChannelOpening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
     let mut line = Line::to(&transport, house.context).await;
-    if act == Action::Pass {
-        line.say(pass.frame()).await;
-        // Without an order nothing is answered; whoever may pass may attach as well, and hears of that.
+    let fetch = ChannelOpening::Fetch { context: 1, block: 0, ticket: Ticket::default() };
+    if let Some(opening) = [(Action::Pass, pass), (Action::Fetch, fetch)].into_iter().find(|(of, _)| *of == act) {
+        line.say(opening.1.frame()).await;
+        // Without an order nothing is answered; whoever may pass or fetch may attach as well, and hears of that.
         let Ok(channel) = line.link.open().await else { return false };
         line.channel = channel;
     }

@@ -15,6 +15,7 @@ use crate::{
             queries::{self, Queries},
         },
         error::{ChannelError, Refusal},
+        parcels::moving,
     },
     link,
     messages::{ChannelOpening, ParcelsTaken, WireMessage},
@@ -87,6 +88,11 @@ async fn serve_channel<B: Backend>(
             let _ = sender.send(ParcelsTaken { context, attempt }.frame()).await;
             Ok(())
         }
+        ChannelOpening::Fetch { context, block, ticket } => match service.tickets.find(context) {
+            Some(known) if known == ticket => Ok(moving::send(channel.sender, &service, (context, block)).await?),
+            Some(_) => Err(queries::wrong_ticket(context, peer).into()),
+            None => Err(Refusal::Missing { context, block }.into()),
+        },
     }
 }
 

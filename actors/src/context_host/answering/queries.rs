@@ -90,8 +90,8 @@ impl<B: Backend> Queries<'_, B> {
                 self.attached.remove(&attachment);
                 Ok(())
             }
-            ChannelOpening::Pass { .. } | ChannelOpening::Probe => {
-                let what = "that it passes parcels or times the link, on a channel of queries";
+            ChannelOpening::Pass { .. } | ChannelOpening::Fetch { .. } | ChannelOpening::Probe => {
+                let what = "that it passes parcels, fetches a shard or times the link, on a channel of queries";
                 Err(ChannelError::OutOfPlace { peer: self.peer.to_owned(), what })
             }
         }

@@ -28,6 +28,16 @@ pub enum ChannelOpening {
     },
     /// What comes on this channel is to be given back, or taken, so that whoever sends it can time the link.
     Probe,
+    /// The keys and values of a shard that is held here, for another host that is to hold it: they come layer by layer as parcels
+    /// of keys, and [`ShardSent`] after them.
+    Fetch {
+        /// Context.
+        context: u64,
+        /// The shard.
+        block: u32,
+        /// The context's.
+        ticket: Ticket,
+    },
 }
 
 /// What a context host answers to [`ChannelOpening::Attach`] on a channel that hands over. Where it has something to hand over, that goes
@@ -45,6 +55,19 @@ pub struct ParcelsTaken {
     pub context: u64,
     /// Attempt.
     pub attempt: u32,
+}
+
+/// Last frame of a channel on which the keys and values of a shard went.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct ShardSent {
+    /// Context.
+    pub context: u64,
+    /// The shard.
+    pub block: u32,
+    /// The checksum of what its pass read.
+    pub digest: u64,
+    /// BLAKE3 of all bytes of keys and values, in the order in which they went.
+    pub checksum: [u8; 32],
 }
 
 /// Meta of queries of phase 2, which come as requests: whose rows the payload holds, one part after the other, each row

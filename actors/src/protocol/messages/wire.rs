@@ -4,7 +4,9 @@ use asterism_transport::Frame;
 use rkyv::{rancor, util::AlignedVec};
 use thiserror::Error;
 
-use super::{Admitted, ChannelOpening, HostCommand, HostMessage, ParcelMeta, ParcelsTaken, PartialsMeta, QueryMeta};
+use super::{
+    Admitted, ChannelOpening, HostCommand, HostMessage, ParcelMeta, ParcelsTaken, PartialsMeta, QueryMeta, ShardSent,
+};
 
 /// Bytes that are not the message they should be.
 #[derive(Debug, Error)]
@@ -54,6 +56,7 @@ wire_message!(
     ChannelOpening = "opening",
     Admitted = "admitted",
     ParcelsTaken = "taken",
+    ShardSent = "sent shard",
     ParcelMeta = "parcel",
     QueryMeta = "query",
     PartialsMeta = "partials",

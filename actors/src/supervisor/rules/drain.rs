@@ -15,6 +15,7 @@ use crate::{
         journal::record,
         rules::{
             drain::{leaving::Departures, rebalance::Rebalance},
+            orders::order_of_move,
             recovery::HostLoss,
         },
         tables::{
@@ -135,7 +136,8 @@ impl Draining<'_> {
             placed.migration_targets.extend(blocks.iter().copied().zip(migration_targets.iter().copied()));
         }
         drop(context);
-        let order = |(block, migration_target)| (migration_target, self.loss.contexts[number].order_alone(block));
+        let (hosts, context) = (&*self.loss.hosts, &self.loss.contexts[number]);
+        let order = |(block, target)| (target, order_of_move(hosts, context, (block, target)));
         let orders = blocks.into_iter().zip(migration_targets).map(order).collect();
         self.loss.orders().encode(orders);
     }

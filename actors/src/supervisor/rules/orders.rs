@@ -6,7 +6,7 @@ use asterism_plan::{ContextView, TokenSet};
 
 use crate::{
     api::TraceContext,
-    messages::{ContextIds, EncodeShards, Generate, HostCommand},
+    messages::{ContextIds, EncodeShards, Generate, HostCommand, ShardHolder},
     supervisor::{
         command::SupervisorCommand,
         tables::{
@@ -122,7 +122,7 @@ impl Orders<'_> {
             let missing = |block: &usize| here(block) && context.places()[*block].encoded.is_none();
             let all = 0..context.places().len();
             let coming = context.migration_targets().iter().filter(|(_, migration_target)| **migration_target == host);
-            orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
+            orders.extend(coming.map(|(block, _)| (host, order_of_move(self.hosts, context, (*block, host)))));
             // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
             let blocks: Vec<usize> = match context.is_together() {
                 true if context.is_ready() => continue,
@@ -136,4 +136,16 @@ impl Orders<'_> {
             self.generate(number, host);
         }
     }
+}
+
+/// The order for a shard that moves to `target`: it is fetched of the host that holds it, where both compute the same bits.
+pub fn order_of_move(hosts: &Hosts, context: &Context, (block, target): (usize, usize)) -> EncodeShards {
+    let place = &context.places()[block];
+    let [numerics, held] = [Some(target), place.host].map(|host| host.map(|host| &hosts.at(host).numerics));
+    let source = place.host.filter(|host| place.encoded.is_some() && hosts.at(*host).is_up() && numerics == held);
+    let peers = source.map(|host| {
+        let (name, endpoints) = hosts.address(host);
+        ShardHolder { host: name, endpoints, blocks: vec![block as u32] }
+    });
+    EncodeShards { peers: peers.into_iter().collect(), ..context.order_alone(block) }
 }

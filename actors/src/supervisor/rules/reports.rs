@@ -73,13 +73,24 @@ impl Reports<'_> {
             self.loss.hosts.at_mut(host).pace.note(now, kind, work);
         }
         let (computing_s, waiting_s) = (encoded.computing_s, encoded.seconds - encoded.computing_s);
-        self.loss.out.push(SupervisorCommand::Observe(match encoded.cached {
-            true => Observation::ShardCached { host: name, tokens: context.plan().shards[block].block_tokens() },
+        if moves {
+            let how = if encoded.cached { "transferred" } else { "encoded" };
+            self.loss.out.push(SupervisorCommand::Observe(Observation::ShardMoved { how }));
+        }
+        match encoded.cached {
+            true if moves => {}
+            true => {
+                let tokens = context.plan().shards[block].block_tokens();
+                let cached = Observation::ShardCached { host: name, tokens };
+                self.loss.out.push(SupervisorCommand::Observe(cached));
+            }
             false => {
                 self.loss.contexts.learn_speed(seconds, tokens);
-                Observation::ShardEncoded { host: name, method, seconds: (computing_s, waiting_s), tokens }
+                let encoded =
+                    Observation::ShardEncoded { host: name, method, seconds: (computing_s, waiting_s), tokens };
+                self.loss.out.push(SupervisorCommand::Observe(encoded));
             }
-        }));
+        }
         if moves {
             return Draining { loss: self.loss.reborrow() }.moved(host, encoded);
         }

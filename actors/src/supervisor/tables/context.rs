@@ -385,8 +385,12 @@ impl Context {
     pub fn inherit(&mut self, block: usize, migration_target: usize, encoded: Encoded) -> Option<usize> {
         let placed = self.placed_mut()?;
         placed.migration_targets.remove(&block);
-        let old = placed.places[block].host;
-        placed.places[block] = ShardLocation { host: Some(migration_target), encoded: Some(encoded) };
+        let ShardLocation { host: old, encoded: before } = std::mem::take(&mut placed.places[block]);
+        // What came as it lay is what another host encoded; nobody spent that time again.
+        let as_it_lay =
+            before.filter(|_| encoded.cached).map(|before| Encoded { seconds: 0.0, computing_s: 0.0, ..before });
+        let encoded = Some(as_it_lay.unwrap_or(encoded));
+        placed.places[block] = ShardLocation { host: Some(migration_target), encoded };
         placed.attempt += 1;
         old.filter(|&old| self.held_by(old).is_empty())
     }

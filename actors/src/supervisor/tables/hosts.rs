@@ -320,9 +320,13 @@ impl Hosts {
 
     /// Every host's name, and where it is reached.
     pub fn addresses(&self) -> Vec<Address> {
-        let endpoints = |host: &HostRecord| host.hello.as_ref().map(|hello| hello.endpoints.clone());
-        let address = |host: &HostRecord| (host.spec.name.clone(), endpoints(host).unwrap_or_default());
-        self.records.iter().map(address).collect()
+        (0..self.records.len()).map(|host| self.address(host)).collect()
+    }
+
+    /// The name and the endpoints of one.
+    pub fn address(&self, host: usize) -> Address {
+        let HostRecord { spec, hello, .. } = &self.records[host];
+        (spec.name.clone(), hello.as_ref().map(|hello| hello.endpoints.clone()).unwrap_or_default())
     }
 
     /// Whether hosts that have never been there may still come within `patience`, so that a context is not dealt to a part of

@@ -94,6 +94,8 @@ names! {
     HOST_RESTARTS = "host_restarts_total";
     /// Shards encoded again after a loss: those that were lost, and those that were encoded together with them.
     SHARD_REENCODES = "shard_reencodes_total";
+    /// Shards that moved from a host that lives, by how: transferred as they lay, or encoded anew.
+    SHARDS_MOVED = "shards_moved_total";
     /// Times that a job or a session went on, on hosts whose results differ in their last bits.
     NUMERICS_MIXED = "numerics_mixed_total";
     /// Seconds from a loss to the next token or encoded context.

@@ -93,6 +93,17 @@ impl<E: Element> PanelCache<E> {
         Self { heads: self.heads.iter().map(cut).collect(), dim, len, cap: self.cap }
     }
 
+    /// Keys, then values, `(heads, tokens, dim)`.
+    pub(in super::super) fn unpack(&self) -> [Vec<E>; 2] {
+        let (dim, stride, size) = (self.dim, self.stride(), self.heads.len() * self.len * self.dim);
+        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(size));
+        for (head, token) in self.heads.iter().flat_map(|head| (0..self.len).map(move |token| (head, token))) {
+            keys.extend((0..dim).map(|d| head.keys[key(token, d, dim)]));
+            values.extend((0..dim).map(|d| head.values[value(token, d, stride)]));
+        }
+        [keys, values]
+    }
+
     /// Mean of some keys of a head.
     pub(in super::super) fn mean_key(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
         let (keys, count) = (&self.heads[head].keys, tokens.len() as f32);

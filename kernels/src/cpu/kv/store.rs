@@ -127,6 +127,19 @@ impl CpuKv {
         }))
     }
 
+    /// Keys, then values, `(kv heads, t, dim)`.
+    pub(in super::super) fn tensors(&self) -> Result<[CpuTensor; 2], KernelError> {
+        let shape = [self.heads(), self.len(), self.dim()];
+        match &self.0 {
+            Store::F32(cache) => row_by_row(shape, cache.unpack()),
+            Store::Bf16(cache) => row_by_row(shape, cache.unpack()),
+            Store::Tiles(cache) => {
+                let heads: Vec<_> = (0..cache.heads()).map(|head| cache.unpack(head)).collect();
+                row_by_row(shape, joined(&heads))
+            }
+        }
+    }
+
     pub(in super::super) fn len(&self) -> usize {
         match &self.0 {
             Store::F32(cache) => cache.len,
@@ -208,8 +221,7 @@ impl CpuKv {
                     // SAFETY: each task has its own head.
                     unsafe { *shared.at(head) = tiles.unpack(head) };
                 });
-                let [k, v] =
-                    [0, 1].map(|which| unpacked.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat());
+                let [k, v] = joined(&unpacked);
                 let mut cache = PanelCache::new(heads, dim);
                 cache.append(&k, &v, tokens, &compute.pool);
                 Panels::Bf16(Arc::new(cache))
@@ -240,6 +252,15 @@ impl CpuKv {
             Store::Tiles(cache) => cache.dim(),
         }
     }
+}
+
+fn row_by_row<E: Element>(shape: [usize; 3], [k, v]: [Vec<E>; 2]) -> Result<[CpuTensor; 2], KernelError> {
+    Ok([tensor(&shape, k)?, tensor(&shape, v)?])
+}
+
+/// Keys, then values, of all heads.
+fn joined(heads: &[[Vec<bf16>; 2]]) -> [Vec<bf16>; 2] {
+    [0, 1].map(|which| heads.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat())
 }
 
 fn append<E: Element>(

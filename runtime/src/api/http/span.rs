@@ -47,6 +47,11 @@ impl RequestSpan {
         self.0.annotate("gen_ai.request.model", model);
     }
 
+    /// It was answered with this status.
+    pub fn answered(&mut self, status: StatusCode) {
+        self.0.annotate("http.response.status_code", usize::from(status.as_u16()));
+    }
+
     /// Its job has ended.
     pub fn ended(&mut self, status: &JobStatus) {
         let reason = match status.finish_reason {
@@ -68,7 +73,7 @@ impl RequestSpan {
     /// It was refused.
     pub fn refused(&mut self, refusal: &Refusal) {
         self.0.annotate("error.type", refusal.code());
-        self.0.annotate("http.response.status_code", usize::from(refusal.status().as_u16()));
+        self.answered(refusal.status());
         if refusal.status() >= StatusCode::INTERNAL_SERVER_ERROR {
             self.0.fail(refusal.to_string());
         }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use actix_web::{
     HttpRequest, HttpResponse, Responder, delete, get,
-    http::header::{ContentType, LOCATION},
+    http::{
+        StatusCode,
+        header::{ContentType, LOCATION},
+    },
     post,
     web::{Data, Json, Path, Query},
 };
@@ -44,6 +47,7 @@ pub async fn submit(
     let id = state.supervisor.submit(request).await.map_err(Refusal::from).inspect_err(|refusal| {
         span.iter_mut().for_each(|span| span.refused(refusal));
     })?;
+    span.iter_mut().for_each(|span| span.answered(StatusCode::ACCEPTED));
     let made = (LOCATION, format!("/api/v1/jobs/{id}"));
     Ok(HttpResponse::Accepted().insert_header(made).json(Submitted { id }))
 }

@@ -18,7 +18,13 @@ use super::{
 };
 use crate::api::{
     http::{body::charged, span::RequestSpan},
-    openai::{ApiState, Checked, answers::running::outcome, keys::owner, refusal, requests::ask::ParsedRequest},
+    openai::{
+        ApiState, Checked,
+        answers::running::{http_status, outcome},
+        keys::owner,
+        refusal,
+        requests::ask::ParsedRequest,
+    },
 };
 
 /// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
@@ -87,7 +93,7 @@ pub async fn ended(
             () = client.gone() => return Err(refusal::cancelled()),
         };
         if let JobEvent::Finished { status } = event {
-            running.ended(&status);
+            running.ended(&status, http_status(&status));
             return outcome(*status);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use actix_web::http::StatusCode;
 use asterism_actors::{
     JobError,
     api::{JobEvent, JobRequest, JobState, JobStatus, bounds},
@@ -54,10 +55,13 @@ impl RunningJob {
         self.is_free = true;
     }
 
-    /// It has ended so.
-    pub fn ended(&mut self, status: &JobStatus) {
+    /// It has ended so, and is answered with this status of HTTP.
+    pub fn ended(&mut self, status: &JobStatus, answered: StatusCode) {
         self.is_free = true;
-        self.span.iter_mut().for_each(|span| span.ended(status));
+        for span in &mut self.span {
+            span.ended(status);
+            span.answered(answered);
+        }
     }
 }
 
@@ -121,6 +125,15 @@ pub async fn hold(supervisor: Supervisor, id: String, what: ResponseGuard) {
         }
     }
     drop(what);
+}
+
+/// The status of HTTP that a job has as a whole answer.
+pub fn http_status(status: &JobStatus) -> StatusCode {
+    match (status.state, &status.error) {
+        (JobState::Failed, Some(error)) => refusal::of_failure(error.clone()).status(),
+        (JobState::Cancelled, _) => refusal::cancelled().status(),
+        _ => StatusCode::OK,
+    }
 }
 
 /// The status of a job that succeeded, or why it did not.

@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
-use actix_web::{HttpResponse, http::header};
+use actix_web::{
+    HttpResponse,
+    http::{StatusCode, header},
+};
 use asterism_actors::{
     api::{HostProgress, JobEvent, JobStatus, RecoveryStatus, TokenLogprobs},
     supervisor::Listener,
@@ -106,7 +109,8 @@ impl AnswerStream {
             }
             Some(JobEvent::Recovery { recovery }) if self.says.progress => self.voice.recovery(&recovery),
             Some(JobEvent::Finished { status }) => {
-                self.running.ended(&status);
+                // The head of a stream is sent before its job has ended.
+                self.running.ended(&status, StatusCode::OK);
                 self.has_ended = true;
                 self.ready.extend(self.voice.end(*status));
                 None

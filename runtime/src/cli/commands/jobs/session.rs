@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     arguments::{MethodArgs, PlacementArgs},
-    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts, watch::leaves_session},
+    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts, watch},
 };
 use crate::{
     cli::{
@@ -175,6 +175,10 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
         placement: args.placement.policy(),
     };
     let created = client.create_session(&request)?;
+    let name = &created.name;
+    watch::leaves(&format!(
+        "session {name} goes on being encoded; `asterism session show {name}` says how far it is, `asterism session drop {name}` ends it"
+    ));
     let status = if args.no_wait { created } else { encoded(globals, client, created)? };
     if let (SessionState::Failed, Some(error)) = (status.state, &status.error) {
         let message = format!("session {} could not be encoded: {}", status.name, error.message);
@@ -192,8 +196,13 @@ fn append(
     request: &AppendRequest,
     no_wait: bool,
 ) -> Result<SessionStatus, CliError> {
+    watch::leaves(&format!("nothing is appended to session {name}, which is not ready yet; append again once it is"));
     encoded(globals, client, client.session(name)?)?;
     let taken = client.append_session(name, request)?;
+    watch::leaves(&format!(
+        "what was appended to session {name} goes on being encoded, and questions see it once it is; `asterism session show {name}` \
+         says how far it is"
+    ));
     let status = if no_wait { taken } else { encoded(globals, client, taken)? };
     match &status.append_error {
         Some(error) => {
@@ -210,7 +219,6 @@ fn append(
 fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Result<SessionStatus, CliError> {
     let mut away: Option<Instant> = None;
     let mut progress = Progress::new(globals);
-    leaves_session(&status.name);
     while matches!(status.state, SessionState::Encoding | SessionState::Recovering)
         || (status.appending.is_some() && status.state != SessionState::Failed)
     {

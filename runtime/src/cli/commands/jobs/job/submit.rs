@@ -125,7 +125,7 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
         let following = Following::submit(&client, request, |text| globals.note(text))?;
         interrupt.following(following.id());
         let status = follow(following, globals, |text| match globals.format {
-            Format::Table => output::print(text),
+            Format::Table => output::print_piece(text),
             Format::Json | Format::Jsonl => Ok(()),
         })?;
         if interrupt.caught() {
@@ -160,7 +160,7 @@ pub fn watch(globals: &Globals, id: &str) -> Result<Exit, CliError> {
     let following = Following::of(&client, id, |text| globals.note(text))?;
     interrupt.following(id);
     let status = follow(following, globals, |text| match globals.format {
-        Format::Table => output::print(text),
+        Format::Table => output::print_piece(text),
         Format::Json | Format::Jsonl => Ok(()),
     })?;
     if interrupt.caught() {

@@ -23,6 +23,10 @@ pub fn follow(
     let mut progress = Progress::new(globals);
     let mut heard = 0;
     let id = following.id().to_owned();
+    let mut token = |text: &str| {
+        let goes_on = || format!("job {id} goes on; `asterism job result {id}` waits for it");
+        token(text).map_err(|error| error.hint(goes_on()))
+    };
     for event in following {
         match event.inspect_err(|_| progress.clear())? {
             JobEvent::Phase { phase } => progress.phase(phase),
@@ -61,7 +65,9 @@ pub fn outcome(status: &JobStatus) -> Result<Exit, CliError> {
 
 fn hint(status: &JobStatus, code: &str) -> String {
     match code {
-        "host_lost" => "`asterism status` shows the hosts; `asterism down && asterism up` starts them anew".into(),
+        "host_lost" => {
+            "`asterism status` shows the hosts, and why they are not there; submit it again once they are".into()
+        }
         "timeout" => "submit it again with a longer --timeout, or another --method".into(),
         "cancelled" => "submit it again with another --id".into(),
         _ => format!("`asterism job status {}` shows what it did", status.id),
@@ -114,19 +120,20 @@ impl Interrupt {
     }
 }
 
-/// Ctrl-C while a session is waited for ends the process with exit 130, and says what goes on without it.
-pub fn leaves_session(name: &str) {
+/// What Ctrl-C leaves, in words.
+static LEFT: Mutex<String> = Mutex::new(String::new());
+
+/// Ctrl-C from now on ends the process with exit 130, and says what goes on without it.
+pub fn leaves(what: &str) {
     static LISTENS: Once = Once::new();
-    let name = printable(name).into_owned();
-    LISTENS.call_once(|| drop(std::thread::spawn(move || say_what_goes_on(&name))));
+    *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = printable(what).into_owned();
+    LISTENS.call_once(|| drop(std::thread::spawn(say_what_goes_on)));
 }
 
-fn say_what_goes_on(name: &str) {
+fn say_what_goes_on() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
-        eprintln!(
-            "\nsession {name} goes on being encoded; `asterism session show {name}` says how far it is, `asterism session drop {name}` ends it"
-        );
+        eprintln!("\n{}", LEFT.lock().unwrap_or_else(PoisonError::into_inner));
         std::process::exit(Exit::Interrupted as i32);
     }
 }
