@@ -11,7 +11,7 @@ use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
 use asterism_transport::{DataPlane, Endpoint, Transport};
 use ractor::ActorRef;
 use tokio::{
-    sync::{oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -21,7 +21,7 @@ use crate::{
     cores::Cores,
     error::HostError,
     machine,
-    messages::{Hello, HostCommand, HostMessage, HostRole},
+    messages::{Hello, HostCommand, HostMessage, HostRole, Settings},
     tally::Tally,
 };
 use actor::HostActorMessage;
@@ -66,6 +66,8 @@ pub struct HostConfig {
     pub leave: Option<watch::Receiver<bool>>,
     /// How long that may take.
     pub grace: Duration,
+    /// Where what its supervisor tells it to do otherwise goes; none: nowhere.
+    pub settings: Option<mpsc::UnboundedSender<Settings>>,
 }
 
 /// How a host ended that did what it was told.
@@ -102,6 +104,7 @@ impl HostConfig {
             tally,
             leave,
             grace,
+            settings: None,
         }
     }
 
@@ -320,6 +323,7 @@ impl<B: Backend> Host<B> {
                         return Err(HostError::Refused { host: self.config.name.clone(), reason });
                     }
                     Ok(HostCommand::Refuse { reason }) => return Err(HostError::OtherModel { reason }),
+                    Ok(HostCommand::Configure { settings }) => self.configure(&settings),
                     Ok(command) => self.report(HostActorMessage::Command(command)),
                     Err(cause) => break cause,
                 }
@@ -340,6 +344,13 @@ impl<B: Backend> Host<B> {
             self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
             beats = self.linked(&joined);
+        }
+    }
+
+    fn configure(&self, settings: &str) {
+        match Settings::read(settings) {
+            Ok(settings) => drop(self.config.settings.as_ref().map(|told| told.send(settings))),
+            Err(cause) => tracing::warn!(host = %self.config.name, cause, "what it is to change cannot be read"),
         }
     }
 
