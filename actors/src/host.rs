@@ -20,7 +20,7 @@ use crate::{
     compute::{LoadedModel, ModelLoader},
     error::HostError,
     machine,
-    messages::{Hello, HostCommand, HostMessage},
+    messages::{Hello, HostCommand, HostMessage, Settings},
 };
 use actor::HostActorMessage;
 pub use config::{HostConfig, LEAVE_GRACE, SUPERVISOR_TIMEOUT, Transports};
@@ -150,6 +150,7 @@ impl<B: Backend> Host<B> {
                         return Err(HostError::Refused { host: self.config.name.clone(), reason });
                     }
                     Ok(HostCommand::Refuse { reason }) => return Err(HostError::OtherModel { reason }),
+                    Ok(HostCommand::Configure { settings }) => self.configure(&settings),
                     Ok(command) => self.report(HostActorMessage::Command(command)),
                     Err(cause) => break cause,
                 }
@@ -170,6 +171,13 @@ impl<B: Backend> Host<B> {
             self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
             beats = self.linked(&joined);
+        }
+    }
+
+    fn configure(&self, settings: &str) {
+        match Settings::read(settings) {
+            Ok(settings) => drop(self.config.settings.as_ref().map(|told| told.send(settings))),
+            Err(cause) => tracing::warn!(host = %self.config.name, cause, "what it is to change cannot be read"),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
         HostConfig,
         joining::{self, Backoff, Joined},
     },
-    messages::{Hello, HostCommand, HostMessage},
+    messages::{Hello, HostCommand, HostMessage, Settings},
 };
 
 /// An exit that was said so long before a link ended was heard.
@@ -35,6 +35,8 @@ pub enum NodeOrder {
         /// Host.
         host: String,
     },
+    /// Do something otherwise from now on.
+    Configure(Settings),
     /// End all hosts and the agent. The link is closed.
     Shutdown,
     /// The supervisor does not want this node. The link is closed.
@@ -126,6 +128,10 @@ impl Agent {
                         self.ordered.send(NodeOrder::Kill { host, start }).ok()?;
                     }
                     Ok(HostCommand::Start { host }) => self.ordered.send(NodeOrder::Start { host }).ok()?,
+                    Ok(HostCommand::Configure { settings }) => match Settings::read(&settings) {
+                        Ok(settings) => self.ordered.send(NodeOrder::Configure(settings)).ok()?,
+                        Err(cause) => tracing::warn!(cause, "what this node is to change cannot be read"),
+                    },
                     Ok(HostCommand::Shutdown) => {
                         let _ = self.ordered.send(NodeOrder::Shutdown);
                         return None;

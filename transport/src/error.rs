@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use thiserror::Error;
 
-use crate::{PROTOCOL_VERSION, certificates::CertificateError, frame::FrameError};
+use crate::{SpokenVersions, certificates::CertificateError, frame::FrameError};
 
 /// Why a transport, link or channel cannot go on. Cheap to clone: every channel of a lost link reports the same cause.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -29,12 +29,14 @@ pub enum TransportError {
         cause: String,
     },
     /// The peer speaks another version of the protocol.
-    #[error("{peer} does not speak protocol version {expected}; run the same version of asterism on every host")]
+    #[error(
+        "{peer} speaks no protocol version of {expected}, which this build speaks; run versions of asterism on both that follow each other"
+    )]
     ProtocolVersion {
         /// The peer.
         peer: SocketAddr,
-        /// The version spoken here.
-        expected: u16,
+        /// The versions spoken here.
+        expected: SpokenVersions,
     },
     /// The handshake failed for a reason other than certificates and version.
     #[error("handshake with {peer} failed: {cause}; check that it is an asterism host of this cluster")]
@@ -154,6 +156,6 @@ impl TransportError {
     }
 
     pub(crate) fn protocol_version(peer: SocketAddr) -> Self {
-        Self::ProtocolVersion { peer, expected: PROTOCOL_VERSION }
+        Self::ProtocolVersion { peer, expected: SpokenVersions }
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod buffers;
 pub mod codec;
 pub(crate) mod meta;
+pub(crate) mod version;
 
 use std::{any::Any, fmt, sync::Arc};
 
@@ -13,8 +14,9 @@ use thiserror::Error;
 
 use crate::Meta;
 
-/// Version of header and messages; peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 2;
+/// Layout of a frame, which each states; frames of another are refused. What is said in them has a
+/// [version of its own](crate::PROTOCOL_VERSION).
+pub const FRAME_VERSION: u16 = 2;
 /// Bytes before the meta.
 pub const HEADER_BYTES: usize = 40;
 /// Largest archived meta accepted from a peer.
@@ -131,12 +133,14 @@ pub enum FrameError {
         /// The first four bytes.
         got: [u8; 4],
     },
-    /// The frame is of another protocol version.
-    #[error("frame of protocol version {got}, expected {expected}; run the same version of asterism on every host")]
+    /// The frame is of another layout.
+    #[error(
+        "frame of layout {got}, expected {expected}; run versions of asterism that talk to each other (docs/operations.md)"
+    )]
     Version {
-        /// The version of the frame.
+        /// The layout of the frame.
         got: u16,
-        /// The version spoken here.
+        /// The layout spoken here.
         expected: u16,
     },
     /// The frame is of a kind this version does not know.

@@ -26,8 +26,9 @@ pub use crate::{
 };
 pub use error::TransportError;
 pub use frame::{
-    Frame, FrameError, FrameHeader, FrameKind, LocalValue, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
-    PROTOCOL_VERSION, PayloadType, codec,
+    FRAME_VERSION, Frame, FrameError, FrameHeader, FrameKind, LocalValue, MAX_META_BYTES, MAX_PAYLOAD_BYTES,
+    PAYLOAD_ALIGNMENT, PayloadType, codec,
+    version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, SpokenVersions},
 };
 pub use link::measure;
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};

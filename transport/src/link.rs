@@ -12,7 +12,11 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use crate::{certificates::Member, error::TransportError, frame::Frame};
+use crate::{
+    certificates::Member,
+    error::TransportError,
+    frame::{Frame, version::OLDEST_PROTOCOL},
+};
 
 /// Listens for peers and connects to them.
 pub trait Transport: Send + Sync + 'static {
@@ -50,6 +54,10 @@ pub trait Link: Send + Sync + 'static {
     fn peer_address(&self) -> SocketAddr;
     /// Who the peer is, by its certificate; `None` where the transport has no certificates, and never where it has.
     fn peer(&self) -> Option<&Member>;
+    /// Version of messages that both ends speak: nothing newer may be said over it. By default what every build speaks.
+    fn version(&self) -> u16 {
+        OLDEST_PROTOCOL
+    }
     /// Smoothed round trip to the peer; `None` once the link is gone, and where the transport measures none.
     fn rtt(&self) -> Option<Duration>;
     /// Opens a channel. Nothing reaches the peer before the first frame.

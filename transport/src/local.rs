@@ -22,7 +22,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use crate::{
-    Channel, Link, Observer, Transport, TransportError,
+    Channel, Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
     certificates::Member,
     signal::{Signal, lock},
 };
@@ -270,6 +270,10 @@ impl Link for LocalLink {
 
     fn peer(&self) -> Option<&Member> {
         self.side.member.as_ref()
+    }
+
+    fn version(&self) -> u16 {
+        PROTOCOL_VERSION
     }
 
     fn rtt(&self) -> Option<Duration> {

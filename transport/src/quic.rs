@@ -1,8 +1,8 @@
 //! QUIC between processes: TLS 1.3, both sides authenticated against the cluster's CA. Carries frames; reads none.
 //!
 //! One socket listens and connects, so that a peer's address is the one it listens on. A channel is one bidirectional
-//! stream. The protocol version is the TLS application protocol (`asterism/N`), so that a peer of another version is
-//! refused before a byte of it is read.
+//! stream. The protocol version is the TLS application protocol (`asterism/N`): the newest that both speak, and a peer that
+//! speaks none of ours is refused before a byte of it is read.
 
 pub(crate) mod admission;
 pub(crate) mod cause;
@@ -27,7 +27,7 @@ use futures_util::future::BoxFuture;
 use quinn::{ClientConfig, Connecting, Connection, Endpoint, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use crate::{Link, Observer, PROTOCOL_VERSION, Transport, TransportError, certificates::CLUSTER_DNS_NAME};
+use crate::{Link, Observer, Transport, TransportError, certificates::CLUSTER_DNS_NAME};
 use admission::{AdmissionGuard, HalfOpen, Limits};
 use cause::TRANSPORT_CLOSED;
 pub use config::{QuicConfig, Security};
@@ -219,7 +219,7 @@ async fn welcome(
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
     let link = QuicLink::new(connection, peer, settings);
-    let stated = [&PROTOCOL_VERSION.to_le_bytes()[..], &settings.lanes.announce(&link.peer)].concat();
+    let stated = [&link.version().to_le_bytes()[..], &settings.lanes.announce(&link.peer)].concat();
     // A lost connection shows in the link's first use.
     let _ = greeting.write_all(&stated).await;
     Ok(Some(Arc::new(link)))

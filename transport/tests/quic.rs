@@ -9,7 +9,8 @@ use std::{
 };
 
 use asterism_transport::{
-    FrameError, Link, NoObserver, PROTOCOL_VERSION, Transport, TransportError,
+    FRAME_VERSION, FrameError, Link, NoObserver, OLDEST_PROTOCOL, PROTOCOL_VERSION, SpokenVersions, Transport,
+    TransportError,
     certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     quic::{QuicConfig, QuicTransport, Security},
 };
@@ -104,7 +105,27 @@ async fn another_protocol_version_is_refused_and_counted() {
     counts.wait_for_rejections("protocol_version", 1).await;
 
     let error = within(host.connect(stranger.address())).await.err().expect("the host is refused");
-    assert_eq!(error, TransportError::ProtocolVersion { peer: stranger.address(), expected: PROTOCOL_VERSION });
+    assert_eq!(error, TransportError::ProtocolVersion { peer: stranger.address(), expected: SpokenVersions });
+}
+
+#[tokio::test]
+async fn a_peer_of_an_older_version_is_spoken_to_in_its_own() {
+    let ours = authority();
+    let (host, _) = bind(mutual(&ours, "host"));
+    for version in [OLDEST_PROTOCOL, PROTOCOL_VERSION] {
+        let stranger = Stranger::new(&ours, &protocol(version), Certificate::OfHost);
+        let (connection, link) =
+            within(async { tokio::join!(stranger.knock(host.local_address()), host.accept()) }).await;
+        let (connection, link) = (connection.expect("it is let in"), link.expect("the host is open"));
+        assert_eq!(link.version(), version);
+        let mut welcome = within(connection.accept_uni()).await.expect("the host says what it settled on");
+        let mut stated = [0; 2];
+        within(welcome.read_exact(&mut stated)).await.expect("it is all there");
+        assert_eq!(u16::from_le_bytes(stated), version);
+    }
+    let (guest, _) = bind(mutual(&ours, "guest"));
+    let (near, far) = meet(&guest, &host).await;
+    assert_eq!([near.version(), far.version()], [PROTOCOL_VERSION; 2], "the newest that both speak");
 }
 
 #[tokio::test]
@@ -132,7 +153,7 @@ async fn bytes_that_are_no_frame_end_their_channel_only() {
     let (connection, link) = (connection.expect("the certificate is good"), link.expect("the host is open"));
 
     let mut lying = *b"ASTR..\x01\x00correlat\xff\xff\xff\xff\xff\xff\xff\xff........zero-zer";
-    lying[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    lying[4..6].copy_from_slice(&FRAME_VERSION.to_le_bytes());
     let cases: [(&[u8], FrameError); 2] = [
         (&[b'x'; 64], FrameError::Magic { got: *b"xxxx" }),
         (&lying, FrameError::TooLarge { part: "meta", got: u64::MAX, max: 64 << 20 }),
@@ -375,8 +396,13 @@ impl Stranger {
 
     /// Connects, and waits to be let in or refused.
     async fn connect(&self, address: SocketAddr) -> Result<quinn::Connection, quinn::ConnectionError> {
-        let connection = self.endpoint.connect(address, "asterism").expect("the address is valid").await?;
+        let connection = self.knock(address).await?;
         connection.accept_uni().await?;
         Ok(connection)
+    }
+
+    /// Connects, and does not wait to be let in.
+    async fn knock(&self, address: SocketAddr) -> Result<quinn::Connection, quinn::ConnectionError> {
+        self.endpoint.connect(address, "asterism").expect("the address is valid").await
     }
 }

@@ -192,6 +192,7 @@ impl<B: Backend> HostShell<B> {
             | HostCommand::Refuse { .. }
             | HostCommand::Kill { .. }
             | HostCommand::Start { .. }
+            | HostCommand::Configure { .. }
             | HostCommand::Leave
             | HostCommand::Shutdown => tracing::warn!(?command, "a command that is not for a working host"),
         }

@@ -3,11 +3,11 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_transport::{DataPlane, Endpoint, Transport};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     compute::{Batching, DeviceHandover},
-    messages::{Hello, HostRole},
+    messages::{Hello, HostRole, Settings},
     payload::PIECE_BYTES,
     tally::Tally,
 };
@@ -48,6 +48,8 @@ pub struct HostConfig {
     pub leave: Option<watch::Receiver<bool>>,
     /// How long that may take.
     pub grace: Duration,
+    /// Where what its supervisor tells it to do otherwise goes; none: nowhere.
+    pub settings: Option<mpsc::UnboundedSender<Settings>>,
 }
 
 impl HostConfig {
@@ -75,6 +77,7 @@ impl HostConfig {
             tally,
             leave,
             grace,
+            settings: None,
         }
     }
 

@@ -47,15 +47,20 @@ impl<M> Clone for Outbox<M> {
     }
 }
 
-impl<M: WireMessage + Send + 'static> Outbox<M> {
-    /// Starts writing queued messages to `sender`.
-    pub fn new(mut sender: Box<dyn FrameSender>) -> Self {
+impl<M: WireMessage + AuthorizedMessage + Send + 'static> Outbox<M> {
+    /// Starts writing queued messages to `sender`, to a peer that speaks `version`: what came later is not said to it.
+    pub fn new(mut sender: Box<dyn FrameSender>, version: u16) -> Self {
         let (queue, mut messages) = mpsc::unbounded_channel::<M>();
         let queued = Arc::new(AtomicUsize::new(0));
         let waiting = queued.clone();
         tokio::spawn(async move {
             while let Some(message) = messages.recv().await {
                 waiting.fetch_sub(1, Ordering::Relaxed);
+                if message.since() > version {
+                    let since = message.since();
+                    tracing::warn!(message = ?message.act(), since, version, "not said to a peer of an older protocol version");
+                    continue;
+                }
                 if let Err(error) = sender.send(message.frame()).await {
                     tracing::debug!(%error, "a control message was not sent");
                     return;
@@ -154,9 +159,12 @@ impl Inbox {
 }
 
 /// Splits a control channel of a link.
-pub fn control<M: WireMessage + Send + 'static>(channel: Channel, link: &Arc<dyn Link>) -> (Outbox<M>, Inbox) {
+pub fn control<M: WireMessage + AuthorizedMessage + Send + 'static>(
+    channel: Channel,
+    link: &Arc<dyn Link>,
+) -> (Outbox<M>, Inbox) {
     let inbox = Inbox { receiver: channel.receiver, link: link.clone(), claimed: None };
-    (Outbox::new(channel.sender), inbox)
+    (Outbox::new(channel.sender, link.version()), inbox)
 }
 
 /// A peer for logs: who it is, as far as that is known, and where.
@@ -301,7 +309,7 @@ mod tests {
         let address = "127.0.0.1:0".parse().expect("an address");
         let (near, far) = [0, 1].map(|_| network.bind(address, Arc::new(NoObserver)).expect("a port")).into();
         let link = near.connect(far.local_address()).await.expect("it listens");
-        let outbox = Outbox::<HostCommand>::new(Box::new(Deaf)).bounded(&link, 8);
+        let outbox = Outbox::<HostCommand>::new(Box::new(Deaf), link.version()).bounded(&link, 8);
         for job in 0..8 {
             outbox.send(HostCommand::Stop { job });
         }

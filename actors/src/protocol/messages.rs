@@ -1,6 +1,12 @@
 //! What hosts and the supervisor say to each other: rkyv archives in control frames. Tensors never travel here.
 //!
 //! Bytes from the network are validated before anything reads them.
+//!
+//! **How they grow.** Two builds that follow each other talk, so that a message keeps the bytes that it has: no field is added to one, taken
+//! from it, or changes its type, and an enumeration grows at its end alone, by variants no larger than those there are (a test holds the
+//! bytes of each). Something new is a variant of its own, which has the version of the protocol in [`WireMessage::since`] that it
+//! came with; to a peer of an older version it is not said. It carries its fields by name, as [`Settings`] does: such a message
+//! grows by fields that have a default.
 
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
@@ -10,6 +16,7 @@ mod ids;
 mod measured;
 mod model;
 mod queries;
+mod settings;
 mod wire;
 
 use asterism_models::ShardIdentity;
@@ -26,6 +33,7 @@ pub use queries::{
     QueryMeta, QueryPart, RefreshOrder, RelayChild, RelayOrder, ShardKeys, ShardSent, StreamingMask,
 };
 pub(crate) use queries::{are_of, unmerged};
+pub use settings::Settings;
 pub use wire::{InvalidMessage, WireMessage};
 
 use crate::{
@@ -291,6 +299,11 @@ pub enum HostCommand {
     Start {
         /// Host.
         host: String,
+    },
+    /// Do something otherwise from now on.
+    Configure {
+        /// [`Settings`], as JSON.
+        settings: String,
     },
 }
 

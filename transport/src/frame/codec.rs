@@ -5,7 +5,7 @@
 //! | bytes | field | bytes | field |
 //! |---|---|---|---|
 //! | 0..4 | magic `ASTR` | 16..24 | meta length |
-//! | 4..6 | protocol version | 24..32 | payload length |
+//! | 4..6 | layout | 24..32 | payload length |
 //! | 6 | kind | 32..34 | parts of the payload that go over other streams |
 //! | 7 | payload type | 34..40 | zero |
 //! | 8..16 | correlation | 40.. | meta, zeros up to a multiple of 64, payload or its first part |
@@ -21,8 +21,8 @@ pub use super::HEADER_BYTES;
 use crate::{
     Meta,
     frame::{
-        Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
-        PROTOCOL_VERSION, PayloadType,
+        FRAME_VERSION, Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
+        PayloadType,
         buffers::{Buffer, Buffers},
         padding,
     },
@@ -300,7 +300,7 @@ pub(crate) fn cut(payload: usize, parts: usize) -> impl Iterator<Item = Range<us
 pub(crate) fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&MAGIC);
-    bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    bytes[4..6].copy_from_slice(&FRAME_VERSION.to_le_bytes());
     bytes[6] = header.kind as u8;
     bytes[7] = header.payload_type as u8;
     bytes[8..16].copy_from_slice(&header.correlation.to_le_bytes());
@@ -325,8 +325,8 @@ fn decode_any_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths
         return Err(FrameError::Magic { got: magic });
     }
     let version = rest.get_u16_le();
-    if version != PROTOCOL_VERSION {
-        return Err(FrameError::Version { got: version, expected: PROTOCOL_VERSION });
+    if version != FRAME_VERSION {
+        return Err(FrameError::Version { got: version, expected: FRAME_VERSION });
     }
     let header = FrameHeader {
         kind: decode_kind(rest.get_u8())?,
@@ -491,8 +491,8 @@ mod tests {
             decode_pieces(&wire, &[7]).expect_err("the header is wrong")
         };
         assert_eq!(with(0, b"HTTP"), FrameError::Magic { got: *b"HTTP" });
-        let other = PROTOCOL_VERSION + 1;
-        assert_eq!(with(4, &other.to_le_bytes()), FrameError::Version { got: other, expected: PROTOCOL_VERSION });
+        let other = FRAME_VERSION + 1;
+        assert_eq!(with(4, &other.to_le_bytes()), FrameError::Version { got: other, expected: FRAME_VERSION });
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
         assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
         assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });

@@ -5,14 +5,16 @@ pub(crate) mod channel;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use quinn::{Connection, ReadError, ReadExactError};
+use quinn::{Connection, ReadError, ReadExactError, crypto::rustls::HandshakeData};
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::{cause, lanes::AnnouncedLanes, settings::HandshakeSettings, trust::KnownPeer};
-use crate::{Channel, Link, PROTOCOL_VERSION, TransportError, certificates::Member, quic::peer::Peer};
+use crate::{Channel, Link, OLDEST_PROTOCOL, TransportError, certificates::Member, frame::version, quic::peer::Peer};
 
 pub(super) struct QuicLink {
     pub peer: Arc<Peer>,
+    /// What TLS settled on.
+    version: u16,
     /// Channels begin in the order in which the peer opened them.
     accepting: AsyncMutex<()>,
 }
@@ -20,12 +22,15 @@ pub(super) struct QuicLink {
 impl QuicLink {
     pub fn new(connection: Connection, known: Option<KnownPeer>, settings: &HandshakeSettings) -> Self {
         let address = connection.remote_address();
+        let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+        let protocol = data.and_then(|data| data.protocol);
+        let version = protocol.and_then(|protocol| version::settled(&protocol)).unwrap_or(OLDEST_PROTOCOL);
         let (closing, stripes) = Default::default();
         let (buffers, observer) = (settings.buffers.clone(), settings.observer.clone());
         let member = known.as_ref().map(|known| known.member.clone());
         let peer = Arc::new(Peer { connection, address, member, closing, stripes, buffers, observer });
         known.iter().for_each(|known| settings.revoked.watch(&known.serial, &peer));
-        Self { peer, accepting: AsyncMutex::default() }
+        Self { peer, version, accepting: AsyncMutex::default() }
     }
 
     /// What the peer tells of its lanes, once it has let this side in.
@@ -34,7 +39,7 @@ impl QuicLink {
         let mut greeting = self.peer.connection.accept_uni().await.map_err(lost)?;
         let mut version = [0; 2];
         let read = match greeting.read_exact(&mut version).await {
-            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => AnnouncedLanes::read(&mut greeting).await,
+            Ok(()) if u16::from_le_bytes(version) == self.version => AnnouncedLanes::read(&mut greeting).await,
             Ok(()) => return Err(TransportError::protocol_version(self.peer.address)),
             Err(error) => Err(error),
         };
@@ -52,6 +57,10 @@ impl Link for QuicLink {
 
     fn peer(&self) -> Option<&Member> {
         self.peer.member.as_ref()
+    }
+
+    fn version(&self) -> u16 {
+        self.version
     }
 
     fn rtt(&self) -> Option<Duration> {

@@ -20,8 +20,8 @@ use time::{Duration, OffsetDateTime};
 
 use super::config::Security;
 use crate::{
-    PROTOCOL_VERSION,
     certificates::{self, CLUSTER_DNS_NAME, CertificateError, Identity, Validity},
+    frame::version,
 };
 
 /// Both roles of a host.
@@ -76,7 +76,6 @@ struct Verifiers {
 }
 
 fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) -> Result<Tls, CertificateError> {
-    let protocol = format!("asterism/{PROTOCOL_VERSION}").into_bytes();
     let chain = certificates::certificate_chain(&identity.certificate)?;
     let key = certificates::private_key(&identity.key)?;
     let unusable = |error| CertificateError::invalid("host certificate", error);
@@ -88,7 +87,7 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
         .with_custom_certificate_verifier(peers.server)
         .with_client_auth_cert(chain.clone(), key.clone_key())
         .map_err(unusable)?;
-    client.alpn_protocols = vec![protocol.clone()];
+    client.alpn_protocols = version::offered();
     client.resumption = Resumption::disabled();
     let mut vouching = client.clone();
     vouching.alpn_protocols = vec![PROTOCOL.to_vec()];
@@ -99,7 +98,7 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
         .with_client_cert_verifier(peers.client)
         .with_single_cert(chain, key)
         .map_err(unusable)?;
-    server.alpn_protocols = vec![protocol, PROTOCOL.to_vec()];
+    server.alpn_protocols = [version::offered(), vec![PROTOCOL.to_vec()]].concat();
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
 

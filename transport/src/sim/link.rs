@@ -9,7 +9,7 @@ use super::{
     faults::Course,
 };
 use crate::{
-    Channel, Link, Observer, TransportError,
+    Channel, Link, Observer, PROTOCOL_VERSION, TransportError,
     certificates::Member,
     local::LocalLink,
     signal::lock,
@@ -63,6 +63,10 @@ impl Link for SimLink {
 
     fn peer(&self) -> Option<&Member> {
         None
+    }
+
+    fn version(&self) -> u16 {
+        PROTOCOL_VERSION
     }
 
     fn rtt(&self) -> Option<Duration> {

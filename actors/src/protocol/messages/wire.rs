@@ -1,6 +1,6 @@
 //! How messages become bytes and back: rkyv archives, validated before anything reads them.
 
-use asterism_transport::Frame;
+use asterism_transport::{Frame, OLDEST_PROTOCOL};
 use rkyv::{rancor, util::AlignedVec};
 use thiserror::Error;
 
@@ -21,8 +21,12 @@ pub struct InvalidMessage {
 }
 
 macro_rules! wire_message {
-    ($($type:ty = $name:literal),+ $(,)?) => {$(
+    ($($type:ty = $name:literal $(since $since:expr)?),+ $(,)?) => {$(
         impl WireMessage for $type {
+            $(fn since(&self) -> u16 {
+                $since(self)
+            })?
+
             fn archive(&self) -> AlignedVec {
                 rkyv::to_bytes::<rancor::Error>(self).expect("plain values archive without failing")
             }
@@ -44,6 +48,10 @@ pub trait WireMessage: Sized {
     fn archive(&self) -> AlignedVec;
     /// Reads an archive of `peer`, validating it first.
     fn read(bytes: &AlignedVec, peer: &str) -> Result<Self, InvalidMessage>;
+    /// The version of the protocol that it came with: it is not said to a peer of an older one.
+    fn since(&self) -> u16 {
+        OLDEST_PROTOCOL
+    }
     /// Its archive in a control frame.
     fn frame(&self) -> Frame {
         Frame::control(self.archive())
@@ -52,7 +60,10 @@ pub trait WireMessage: Sized {
 
 wire_message!(
     HostMessage = "host",
-    HostCommand = "supervisor",
+    HostCommand = "supervisor" since |command: &Self| match command {
+        Self::Configure { .. } => 3,
+        _ => OLDEST_PROTOCOL,
+    },
     ChannelOpening = "opening",
     Admitted = "admitted",
     ParcelsTaken = "taken",
