@@ -13,21 +13,22 @@ use tokio::{
 };
 
 use crate::{
+    compute::ReportSink,
     context_host::{
         answering::desk::QueryService,
         command::{ContextHostEvent, EncodeWork, Failure},
         error::{ChannelError, FetchError, Refusal},
         parcels::{
             frames::Parcels,
-            pieces::{Joiner, Memory, PIECE_BYTES, ReceivedParcel},
+            pieces::{Joiner, Memory, ReceivedParcel},
         },
         stop::StopFlag,
         store::ShardStore,
     },
-    host::ReportSink,
     link::Links,
     machine,
     messages::{ChannelOpening, EncodeShards, Encoded, ParcelMeta, ShardHolder, ShardSent, WireMessage},
+    payload::PIECE_BYTES,
 };
 
 /// Frames that wait at most for the channel to take them.
