@@ -187,9 +187,5 @@ fn no_function_has_too_many_parameters() {
             found.extend(many.map(|(name, parameters)| format!("{} {name} {parameters}", short(file))));
         }
     }
-    hold(
-        "functions of more than six parameters",
-        found,
-        "make a struct of those that go together",
-    );
+    hold("functions of more than six parameters", found, "make a struct of those that go together");
 }

@@ -14,7 +14,7 @@ use crate::{
     globals::{Globals, printable},
 };
 
-/// Follows a job to its end; `token` hears of each piece of the answer.
+/// Follows a job to its end; `token` is called with each piece of the answer.
 pub fn follow(
     following: Following<'_>,
     globals: &Globals,
@@ -118,10 +118,10 @@ impl Interrupt {
 pub fn leaves_session(name: &str) {
     static LISTENS: Once = Once::new();
     let name = printable(name).into_owned();
-    LISTENS.call_once(|| drop(std::thread::spawn(move || say_what_goes_on(&name))));
+    LISTENS.call_once(|| drop(std::thread::spawn(move || report_what_goes_on(&name))));
 }
 
-fn say_what_goes_on(name: &str) {
+fn report_what_goes_on(name: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
         eprintln!(
