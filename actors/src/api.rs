@@ -1,4 +1,4 @@
-//! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
+//! What a client sends to the supervisor and receives from it: plain values, JSON on the admin API.
 
 pub mod bounds;
 mod host;

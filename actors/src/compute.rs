@@ -25,7 +25,7 @@ pub struct LoadedModel<B: Backend> {
 /// Loads a model; runs on a thread of its own after the host has joined.
 pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError> + Send>;
 
-/// Where a side of the host reports what happens; may be called from any thread.
+/// Where a side of the host reports events; may be called from any thread.
 pub(crate) type ReportSink<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// What goes together through the layers of a host; what is not said is as suits its device.

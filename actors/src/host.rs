@@ -1,4 +1,4 @@
-//! A host process: joins the supervisor, loads the model, does what it is told, and comes back to a supervisor it lost.
+//! A host process: joins the supervisor, loads the model, carries out its orders, and comes back to a supervisor it lost.
 
 mod actor;
 mod config;
@@ -29,7 +29,7 @@ use joining::{Backoff, Joined};
 /// Longest wait for the actor to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How a host ended that did what it was told.
+/// How a host ended that carried out its orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostEnd {
     /// Its supervisor told it to end, and wants no other process in its place.
@@ -58,7 +58,7 @@ pub async fn run<B: Backend>(
     let first = match joining {
         Ok(joined) => joined,
         Err(error) => {
-            // Whoever was refused here is to hear why.
+            // Whoever was refused here is to receive the reason.
             let _ = tokio::time::timeout(STOP_DEADLINE, transports.close()).await;
             return Err(error);
         }

@@ -79,7 +79,7 @@ struct Agent {
     transport: Arc<dyn Transport>,
     ordered: UnboundedSender<NodeOrder>,
     exited: UnboundedReceiver<HostMessage>,
-    /// Exits that the supervisor may not have heard of, the oldest first, and when they were said.
+    /// Exits that the supervisor may not have received, the oldest first, and when they were sent.
     stated: VecDeque<(Instant, HostMessage)>,
     cluster: u64,
     look: NodeView,

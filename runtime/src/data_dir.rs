@@ -66,7 +66,7 @@ pub enum LockRole<'a> {
     Node(&'a str),
 }
 
-/// Held while a process has a seat; the operating system frees it with the process, however that ends.
+/// Held while a process has a role in a data_dir; the operating system frees it with the process, however that ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -78,9 +78,9 @@ pub fn journal(data_dir: &Path) -> PathBuf {
     data_dir.join("journal.redb")
 }
 
-/// Where who has the seat keeps the cluster file that it starts processes from.
-pub fn start_file(data_dir: &Path, seat: LockRole) -> PathBuf {
-    path(data_dir, seat, "toml")
+/// Where who has the role keeps the cluster file that it starts processes from.
+pub fn start_file(data_dir: &Path, role: LockRole) -> PathBuf {
+    path(data_dir, role, "toml")
 }
 
 /// The log of a process of hosts, of a supervisor, or of a detached `up`.
@@ -124,29 +124,29 @@ pub fn keeper(data_dir: &Path) -> Option<u32> {
     occupied(data_dir, LockRole::Up).then(|| read_pid(data_dir, LockRole::Up))?
 }
 
-/// Takes a seat, or says who has it.
-pub fn lock(data_dir: &Path, cluster: &str, seat: LockRole) -> Result<Lock, CliError> {
+/// Takes a role, or says who has it.
+pub fn lock(data_dir: &Path, cluster: &str, role: LockRole) -> Result<Lock, CliError> {
     private::folder(data_dir)?;
     let logs = log_folder(data_dir);
     private::make(&logs).map_err(|error| private::refused(&logs, "make", &error))?;
-    let path = path(data_dir, seat, "lock");
+    let path = path(data_dir, role, "lock");
     let failed = |error: io::Error| private::refused(&path, "hold", &error);
     let file = private::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
     // `occupied` of another command holds the lock for a moment.
     for attempt in (0..5).rev() {
         match file.try_lock() {
-            Ok(()) => return Ok(Lock { _file: file, record: self::path(data_dir, seat, "json") }),
+            Ok(()) => return Ok(Lock { _file: file, record: self::path(data_dir, role, "json") }),
             Err(TryLockError::WouldBlock) if attempt > 0 => thread::sleep(Duration::from_millis(40)),
             Err(TryLockError::WouldBlock) => break,
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
     }
-    Err(taken(data_dir, cluster, seat))
+    Err(taken(data_dir, cluster, role))
 }
 
-fn taken(data_dir: &Path, cluster: &str, seat: LockRole) -> CliError {
-    let who = read_pid(data_dir, seat).map_or("another process".into(), |pid| format!("process {pid}"));
-    if let LockRole::Node(node) = seat {
+fn taken(data_dir: &Path, cluster: &str, role: LockRole) -> CliError {
+    let who = read_pid(data_dir, role).map_or("another process".into(), |pid| format!("process {pid}"));
+    if let LockRole::Node(node) = role {
         let what = format!("{who} already runs the hosts of node '{node}' from data_dir {}", data_dir.display());
         return CliError::new(Exit::NotFound, what).hint("end that process first");
     }
@@ -157,19 +157,19 @@ fn taken(data_dir: &Path, cluster: &str, seat: LockRole) -> CliError {
         ))
 }
 
-/// Whether a process has the seat.
-fn occupied(data_dir: &Path, seat: LockRole) -> bool {
-    File::open(path(data_dir, seat, "lock")).is_ok_and(|file| file.try_lock_shared().is_err())
+/// Whether a process has the role.
+fn occupied(data_dir: &Path, role: LockRole) -> bool {
+    File::open(path(data_dir, role, "lock")).is_ok_and(|file| file.try_lock_shared().is_err())
 }
 
 impl Lock {
-    /// Writes the record of who has the seat; it names at least a `pid`.
+    /// Writes the record of who has the role; it names at least a `pid`.
     pub fn publish(&self, record: &impl Serialize) -> Result<(), CliError> {
         let text = serde_json::to_vec(record).expect("plain values are JSON");
         private::replace(&self.record, &text).map_err(|error| private::refused(&self.record, "write", &error))
     }
 
-    /// Writes that this process has the seat.
+    /// Writes that this process has the role.
     pub fn publish_pid(&self) -> Result<(), CliError> {
         self.publish(&Holder { pid: std::process::id() })
     }
@@ -220,13 +220,13 @@ fn read_record(data_dir: &Path) -> Option<ServerRecord> {
     serde_json::from_slice(&fs::read(path(data_dir, LockRole::Supervisor, "json")).ok()?).ok()
 }
 
-fn read_pid(data_dir: &Path, seat: LockRole) -> Option<u32> {
-    let holder: Holder = serde_json::from_slice(&fs::read(path(data_dir, seat, "json")).ok()?).ok()?;
+fn read_pid(data_dir: &Path, role: LockRole) -> Option<u32> {
+    let holder: Holder = serde_json::from_slice(&fs::read(path(data_dir, role, "json")).ok()?).ok()?;
     Some(holder.pid)
 }
 
-fn path(data_dir: &Path, seat: LockRole, kind: &str) -> PathBuf {
-    data_dir.join(match seat {
+fn path(data_dir: &Path, role: LockRole, kind: &str) -> PathBuf {
+    data_dir.join(match role {
         LockRole::Supervisor => format!("supervisor.{kind}"),
         LockRole::Up => format!("up.{kind}"),
         LockRole::Node(node) => format!("node-{node}.{kind}"),

@@ -18,6 +18,6 @@ mod token;
 pub use crate::certificates::JOIN_DNS_NAME;
 pub use client::{JoinAddress, join, renew, revoked};
 pub use error::JoinError;
-pub use listener::{Asked, JoinConfig, JoinDesk, JoinListener};
+pub use listener::{Asked, JoinConfig, JoinListener, JoinRules};
 pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost};
 pub use token::{JoinToken, TokenRecord};

@@ -14,7 +14,7 @@ use asterism_transport::{
     NoObserver,
     certificates::{CertificateAuthority, CertificateInfo, Credentials, Member, MemberRole, Validity},
     join::{
-        Asked, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken, MAX_JOIN_BYTES,
+        Asked, JoinAnswer, JoinConfig, JoinError, JoinListener, JoinRequest, JoinRules, JoinToken, MAX_JOIN_BYTES,
         Refusal, TokenRecord, WantedHost, join, renew, revoked,
     },
     quic::{QuicConfig, QuicTransport, Security},
@@ -26,8 +26,8 @@ use strangers::{provider, stranger, stranger_speaking};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A desk with a clock of its own that allows what it is told, and can fail to store.
-struct Desk {
+/// Rules with a clock of their own that allow what they are told, and can fail to store.
+struct TestRules {
     now: Mutex<SystemTime>,
     hosts: HashMap<&'static str, Vec<&'static str>>,
     stored: Mutex<Vec<TokenRecord>>,
@@ -35,7 +35,7 @@ struct Desk {
     objects: Mutex<bool>,
 }
 
-impl JoinDesk for Desk {
+impl JoinRules for TestRules {
     fn now(&self) -> SystemTime {
         *self.now.lock().expect("no test panics here")
     }
@@ -67,8 +67,8 @@ impl JoinDesk for Desk {
     }
 }
 
-fn desk() -> Arc<Desk> {
-    Arc::new(Desk {
+fn rules() -> Arc<TestRules> {
+    Arc::new(TestRules {
         now: Mutex::new(SystemTime::now()),
         hosts: HashMap::from([("node-1", vec!["context-0", "context-1"]), ("node-2", vec!["query"])]),
         stored: Mutex::default(),
@@ -82,10 +82,10 @@ fn copy(authority: &CertificateAuthority, folder: &tempfile::TempDir) -> Certifi
     CertificateAuthority::load(folder.path()).expect("it was just written")
 }
 
-fn listener(authority: CertificateAuthority, desk: &Arc<Desk>) -> JoinListener {
+fn listener(authority: CertificateAuthority, rules: &Arc<TestRules>) -> JoinListener {
     let mut config = JoinConfig::new(loopback(), authority);
     config.time_limit = Duration::from_secs(2);
-    JoinListener::bind(config, Vec::new(), desk.clone()).expect("loopback has a free port")
+    JoinListener::bind(config, Vec::new(), rules.clone()).expect("loopback has a free port")
 }
 
 fn names(hosts: &[&str]) -> Vec<String> {
@@ -99,10 +99,10 @@ async fn refused(listener: &JoinListener, token: &JoinToken, node: &str, hosts: 
 #[tokio::test]
 async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (ours, desk) = (authority(), desk());
-    let listener = listener(copy(&ours, &folder), &desk);
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
-    assert_eq!(desk.stored.lock().expect("no test panics here").len(), 1);
+    let (ours, rules) = (authority(), rules());
+    let listener = listener(copy(&ours, &folder), &rules);
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
+    assert_eq!(rules.stored.lock().expect("no test panics here").len(), 1);
     let token = token.reveal().parse().expect("it is a token's text");
 
     let hosts = names(&["context-1", "context-0"]);
@@ -114,7 +114,7 @@ async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
         assert_eq!(info.member, Some(Member::new("test", MemberRole::Context, name)));
         assert_eq!(credentials.ca, ours.certificate());
     }
-    assert_eq!(desk.stored.lock().expect("no test panics here")[0].spent_by.as_deref(), Some("node-1"));
+    assert_eq!(rules.stored.lock().expect("no test panics here")[0].spent_by.as_deref(), Some("node-1"));
 
     let bind = |credentials: &Credentials| {
         let config = QuicConfig::new(loopback(), Security::Mutual(credentials.clone()));
@@ -128,10 +128,10 @@ async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
 
 #[tokio::test]
 async fn tokens_that_are_wrong_spent_or_too_old_are_told_apart() {
-    let desk = desk();
-    let listener = listener(authority(), &desk);
+    let rules = rules();
+    let listener = listener(authority(), &rules);
     let address = listener.local_address();
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
 
     let mut text = token.reveal();
     let last = if text.pop() == Some('0') { '1' } else { '0' };
@@ -143,15 +143,15 @@ async fn tokens_that_are_wrong_spent_or_too_old_are_told_apart() {
     let spent = JoinError::SpentToken { node: "node-2".into() };
     assert_eq!(refused(&listener, &token, "node-2", &["query"]).await, spent);
 
-    let old = listener.create_token(None, HOUR).expect("the desk stores it");
-    *desk.now.lock().expect("no test panics here") += 2 * HOUR;
+    let old = listener.create_token(None, HOUR).expect("the rules store it");
+    *rules.now.lock().expect("no test panics here") += 2 * HOUR;
     assert_eq!(refused(&listener, &old, "node-1", &["context-0"]).await, JoinError::ExpiredToken { seconds: 3600 });
 }
 
 #[tokio::test]
 async fn a_token_of_another_cluster_is_not_shown_to_this_one() {
-    let desk = desk();
-    let listener = listener(authority(), &desk);
+    let rules = rules();
+    let listener = listener(authority(), &rules);
     let foreign = JoinToken::create(authority().certificate()).expect("it is a CA certificate");
     let error = refused(&listener, &foreign, "node-1", &["context-0"]).await;
     assert_eq!(error.code(), "join_wrong_authority");
@@ -161,28 +161,28 @@ async fn a_token_of_another_cluster_is_not_shown_to_this_one() {
 
 #[tokio::test]
 async fn a_refusal_of_policy_or_disk_spends_nothing() {
-    let desk = desk();
-    let listener = listener(authority(), &desk);
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
+    let rules = rules();
+    let listener = listener(authority(), &rules);
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
     let not_allowed = JoinError::HostNotAllowed { node: "node-1".into(), host: "query".into() };
     assert_eq!(refused(&listener, &token, "node-1", &["context-0", "query"]).await, not_allowed);
     assert_eq!(refused(&listener, &token, "stranger", &["context-0"]).await.code(), "join_host_not_allowed");
     assert_eq!(refused(&listener, &token, "node-1", &[]).await.code(), "join_request");
 
-    *desk.broken.lock().expect("no test panics here") = true;
+    *rules.broken.lock().expect("no test panics here") = true;
     let full = JoinError::Unavailable { cause: "the disk is full".into() };
     assert_eq!(refused(&listener, &token, "node-1", &["context-0"]).await, full);
     assert_eq!(listener.create_token(None, HOUR).err().map(|error| error.code()), Some("join_store"));
-    *desk.broken.lock().expect("no test panics here") = false;
+    *rules.broken.lock().expect("no test panics here") = false;
     assert_eq!(listener.tokens(), [TokenRecord { spent_by: None, ..listener.tokens()[0].clone() }]);
     within(join(listener.local_address(), &token, "node-1", &names(&["context-0"]))).await.expect("all is well");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_nodes_with_one_token_one_joins() {
-    let desk = desk();
-    let listener = listener(authority(), &desk);
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
+    let rules = rules();
+    let listener = listener(authority(), &rules);
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
     let (first_hosts, second_hosts) = (names(&["context-0"]), names(&["query"]));
     let first = join(listener.local_address(), &token, "node-1", &first_hosts);
     let second = join(listener.local_address(), &token, "node-2", &second_hosts);
@@ -194,22 +194,22 @@ async fn of_two_nodes_with_one_token_one_joins() {
 
 #[tokio::test]
 async fn a_token_is_for_its_node_and_the_desk_may_object() {
-    let (ours, desk, folder) = (authority(), desk(), tempfile::tempdir().expect("a temporary folder can be made"));
-    let listener = listener(copy(&ours, &folder), &desk);
-    let token = listener.create_token(Some("node-1"), HOUR).expect("the desk stores it");
+    let (ours, rules, folder) = (authority(), rules(), tempfile::tempdir().expect("a temporary folder can be made"));
+    let listener = listener(copy(&ours, &folder), &rules);
+    let token = listener.create_token(Some("node-1"), HOUR).expect("the rules store it");
     let asked = async |node: &str, hosts: &[&str]| {
         within(join(listener.local_address(), &token, node, &names(hosts))).await.map(drop)
     };
     let error = asked("node-2", &["query"]).await.expect_err("it is another's");
     assert_eq!(error.code(), "join_not_yours");
     assert!(error.to_string().contains("for node node-1"), "{error}");
-    *desk.objects.lock().expect("no test panics here") = true;
-    let error = asked("node-1", &["context-0"]).await.expect_err("the desk objects");
+    *rules.objects.lock().expect("no test panics here") = true;
+    let error = asked("node-1", &["context-0"]).await.expect_err("the rules object");
     assert!(error.to_string().contains("context-0 is connected at 127.0.0.1"), "{error}");
     let node = issued(&ours, "node-1", SystemTime::now());
-    let error = within(revoked(listener.local_address(), &node)).await.expect_err("the desk objects");
+    let error = within(revoked(listener.local_address(), &node)).await.expect_err("the rules object");
     assert_eq!(error.code(), "join_not_yours");
-    *desk.objects.lock().expect("no test panics here") = false;
+    *rules.objects.lock().expect("no test panics here") = false;
     assert_eq!(within(revoked(listener.local_address(), &node)).await, Ok(vec!["0bad".to_owned()]));
     asked("node-1", &["context-0"]).await.expect("it was not spent");
 }
@@ -255,15 +255,15 @@ async fn a_host_cannot_collect_tokens() {
 async fn a_silent_or_slow_node_is_dropped() {
     let ours = authority();
     let ca = ours.certificate().to_owned();
-    let desk = desk();
-    let listener = listener(ours, &desk);
+    let rules = rules();
+    let listener = listener(ours, &rules);
     let silent = stranger(&ca, listener.local_address()).await;
     let slow = stranger(&ca, listener.local_address()).await;
     let (mut out, _back) = within(slow.open_bi()).await.expect("the link is up");
     within(out.write_all(b"half a request")).await.expect("the link is up");
     within(silent.closed()).await;
     within(slow.closed()).await;
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
     within(join(listener.local_address(), &token, "node-2", &names(&["query"]))).await.expect("others are served");
 }
 
@@ -271,8 +271,8 @@ async fn a_silent_or_slow_node_is_dropped() {
 async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
     let ours = authority();
     let ca = ours.certificate().to_owned();
-    let desk = desk();
-    let listener = listener(ours, &desk);
+    let rules = rules();
+    let listener = listener(ours, &rules);
     let long = stranger(&ca, listener.local_address()).await;
     let (mut out, _back) = within(long.open_bi()).await.expect("the link is up");
     // The window is as large as a request may be; the listener may close before all is written.
@@ -289,7 +289,7 @@ async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
     assert!(matches!(answer, JoinAnswer::Refused(Refusal::Request { .. })), "{answer:?}");
 
     // Even with a good token a public key must be one.
-    let token = listener.create_token(None, HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the rules store it");
     let text = token.reveal();
     let digits = text.rsplit('.').next().expect("a token has three parts").as_bytes();
     let secret = std::array::from_fn(|index| {
@@ -316,8 +316,8 @@ fn issued(authority: &CertificateAuthority, node: &str, begin: SystemTime) -> Cr
 #[tokio::test]
 async fn a_node_renews_its_own_certificates_without_a_token() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (ours, desk) = (authority(), desk());
-    let listener = listener(copy(&ours, &folder), &desk);
+    let (ours, rules) = (authority(), rules());
+    let listener = listener(copy(&ours, &folder), &rules);
     let nearly_over = issued(&ours, "node-1", SystemTime::now() - HOUR + Duration::from_secs(600));
     let hosts = names(&["context-0", "context-1"]);
     let renewed = within(renew(listener.local_address(), &nearly_over, &hosts)).await.expect("all is well");
@@ -341,10 +341,10 @@ async fn a_node_renews_its_own_certificates_without_a_token() {
 
 #[tokio::test]
 async fn a_node_renews_no_host_of_another_node() {
-    let (ours, desk) = (authority(), desk());
+    let (ours, rules) = (authority(), rules());
     let (node, host) = (issued(&ours, "node-1", SystemTime::now()), issued(&ours, "context-0", SystemTime::now()));
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let listener = listener(copy(&ours, &folder), &desk);
+    let listener = listener(copy(&ours, &folder), &rules);
     let refused = async |current: &Credentials, hosts: &[&str]| {
         within(renew(listener.local_address(), current, &names(hosts))).await.expect_err("the node is refused")
     };
@@ -360,10 +360,10 @@ async fn a_node_renews_no_host_of_another_node() {
 
 #[tokio::test]
 async fn a_certificate_that_is_over_or_of_another_authority_renews_nothing() {
-    let (ours, theirs, desk) = (authority(), authority(), desk());
+    let (ours, theirs, rules) = (authority(), authority(), rules());
     let over = issued(&ours, "node-1", SystemTime::now() - 2 * HOUR);
     let ca = ours.certificate().to_owned();
-    let listener = listener(ours, &desk);
+    let listener = listener(ours, &rules);
     let hosts = names(&["context-0"]);
     let refused = async |current: &Credentials| {
         within(renew(listener.local_address(), current, &hosts)).await.expect_err("the node is refused")
@@ -383,10 +383,10 @@ async fn a_certificate_that_is_over_or_of_another_authority_renews_nothing() {
 
 #[tokio::test]
 async fn a_node_renews_at_whichever_authority_it_trusts() {
-    let (old, new, desk) = (authority(), authority(), desk());
+    let (old, new, rules) = (authority(), authority(), rules());
     let both = old.certificate().to_owned() + new.certificate();
     let current = Credentials { ca: both.clone(), ..issued(&new, "node-1", SystemTime::now()) };
-    let listener = listener(new, &desk);
+    let listener = listener(new, &rules);
     let renewed = within(renew(listener.local_address(), &current, &names(&["context-0"]))).await;
     assert_eq!(renewed.expect("all is well")[0].1.ca, both, "whom it trusts does not change");
 }

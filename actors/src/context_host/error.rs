@@ -1,4 +1,4 @@
-//! Why a channel to a context host ends early, and why an attachment has no answer. Both are told: the one to the log here, the
+//! Why a channel to a context host ends early, and why an attachment has no answer. Both are reported: the one to the log here, the
 //! other to the query host.
 
 use std::time::Duration;

@@ -166,7 +166,7 @@ impl Drop for Slot {
 /// The rule. Time passes only by turns.
 #[derive(Default)]
 struct Queue {
-    seats: u64,
+    slots: u64,
     holder: Option<u64>,
     /// In the order in which they asked.
     waiting: Vec<SlotRequest>,
@@ -185,8 +185,8 @@ struct SlotRequest {
 
 impl Queue {
     fn slot(&mut self) -> u64 {
-        self.seats += 1;
-        self.seats
+        self.slots += 1;
+        self.slots
     }
 
     /// Waits for a turn, with seconds used and of the longest turn; one held already is over and took so many seconds.

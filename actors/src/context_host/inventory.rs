@@ -164,20 +164,15 @@ mod tests {
     use super::*;
 
     fn encoded(context: u64, block: u32) -> Encoded {
-        let (digest, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, cached) = (9, 4, 100, 0.5, 10, 0, false);
-        let (computing_s, operations) = (0.0, 0);
         Encoded {
             context,
             block,
-            digest,
-            kept_tokens,
-            kv_bytes,
-            seconds,
-            computing_s,
-            operations,
-            pairs,
-            exchange_bytes,
-            cached,
+            digest: 9,
+            kept_tokens: 4,
+            kv_bytes: 100,
+            seconds: 0.5,
+            pairs: 10,
+            ..Encoded::default()
         }
     }
 

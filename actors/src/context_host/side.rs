@@ -14,7 +14,7 @@ use crate::{
     cluster_event::ClusterEventKind,
     compute::{Batching, DeviceHandover, LoadedModel, ReportSink},
     context_host::{
-        answering::{channels, desk::QueryService},
+        answering::{channels, query_service::QueryService},
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
         fair_scheduler::FairScheduler,
         parcels::{moving::FetchWorker, passing::TransferContext},
@@ -92,7 +92,7 @@ impl<B: Backend> ContextSide<B> {
         self.links.report(report);
     }
 
-    /// Applies an event; what the supervisor is to hear goes to `report`.
+    /// Applies an event; messages to the supervisor go to `report`.
     pub fn handle(&mut self, now: Duration, event: ContextHostEvent, report: &mut dyn FnMut(HostMessage)) {
         if let ContextHostEvent::Encoded { work, .. } | ContextHostEvent::Stopped { work, .. } = &event {
             self.leave(*work);

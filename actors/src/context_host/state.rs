@@ -476,21 +476,7 @@ mod tests {
     }
 
     fn report(context: u64, block: u32) -> Encoded {
-        let (digest, kept_tokens, kv_bytes, seconds) = (5, 2, 8, 0.1);
-        let (computing_s, operations) = (0.0, 0);
-        Encoded {
-            context,
-            block,
-            digest,
-            kept_tokens,
-            kv_bytes,
-            seconds,
-            computing_s,
-            operations,
-            pairs: 3,
-            exchange_bytes: 0,
-            cached: false,
-        }
+        Encoded { context, block, digest: 5, kept_tokens: 2, kv_bytes: 8, seconds: 0.1, pairs: 3, ..Encoded::default() }
     }
 
     fn reported(context: u64, block: u32) -> ContextHostCommand {

@@ -1,4 +1,4 @@
-//! The shell of a host: a ractor actor that hands each event to the side it belongs to, and says what they want said.
+//! The shell of a host: a ractor actor that hands each event to the side it belongs to, and sends their messages.
 
 use std::sync::Arc;
 
@@ -259,7 +259,7 @@ impl<B: Backend> HostShell<B> {
     }
 }
 
-/// What nobody hears is not kept: what matters is said again when the supervisor repeats its orders.
+/// What nobody receives is not kept: what matters is sent again when the supervisor repeats its orders.
 fn send(outbox: &Option<Outbox<HostMessage>>, message: HostMessage) {
     if let Some(outbox) = outbox {
         outbox.send(message);

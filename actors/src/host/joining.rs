@@ -34,7 +34,7 @@ pub struct Joined {
     pub incarnation: u64,
 }
 
-/// Says hello and waits for the welcome. Who has no certificate of a supervisor hears nothing.
+/// Sends hello and waits for the welcome. Who has no certificate of a supervisor receives nothing.
 pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transport) -> Result<Joined, HostError> {
     let host = hello.name.clone();
     let unreachable = |cause: TransportError| {

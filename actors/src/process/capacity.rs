@@ -197,9 +197,9 @@ mod tests {
         let (first, second) = (now(&room, &b, 50).unwrap(), now(&room, &b, 25).unwrap());
         assert!(now(&room, &b, 1).is_none());
         drop((first, second));
-        let seats = SharedCapacity::new(4);
-        let three: Vec<_> = (0..3).map(|_| now(&seats, &a, 1).unwrap()).collect();
-        assert!(now(&seats, &a, 1).is_none() && now(&seats, &b, 1).is_some());
+        let places = SharedCapacity::new(4);
+        let three: Vec<_> = (0..3).map(|_| now(&places, &a, 1).unwrap()).collect();
+        assert!(now(&places, &a, 1).is_none() && now(&places, &b, 1).is_some());
         drop(three);
     }
 

@@ -24,7 +24,7 @@ thread_local! {
     /// When the simulation on this thread began, if it is one's.
     static SIMULATION: Cell<Option<Instant>> = const { Cell::new(None) };
     /// On a thread that takes turns: how it gives its turn up.
-    static SEAT: RefCell<WaitMode> = const { RefCell::new(WaitMode::Own) };
+    static WAIT_MODE: RefCell<WaitMode> = const { RefCell::new(WaitMode::Own) };
 }
 
 /// What a thread does when it waits.
@@ -106,9 +106,9 @@ impl Thread {
 
 /// Waits on a thread of [`spawn`] or [`Thread`].
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let mut turns = match SEAT.replace(WaitMode::Over) {
+    let mut turns = match WAIT_MODE.replace(WaitMode::Over) {
         WaitMode::Own => {
-            SEAT.set(WaitMode::Own);
+            WAIT_MODE.set(WaitMode::Own);
             return Handle::current().block_on(future);
         }
         WaitMode::Turns(turns) => turns,
@@ -121,7 +121,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => turns.give_up(),
         }
     };
-    SEAT.set(WaitMode::Turns(turns));
+    WAIT_MODE.set(WaitMode::Turns(turns));
     output
 }
 
@@ -163,10 +163,10 @@ impl<T: Send + 'static> TakingTurns<T> {
             let _runtime = runtime.enter();
             SIMULATION.set(simulation);
             let Ok(waker) = given.recv() else { return Err(Box::new(ThreadEnded) as Box<dyn Any + Send>) };
-            SEAT.set(WaitMode::Turns(ThreadTurns { given, over: end, waker }));
+            WAIT_MODE.set(WaitMode::Turns(ThreadTurns { given, over: end, waker }));
             let done = catch_unwind(AssertUnwindSafe(work));
             // Its end is the end of its turn.
-            SEAT.set(WaitMode::Over);
+            WAIT_MODE.set(WaitMode::Over);
             done
         };
         let thread = thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");

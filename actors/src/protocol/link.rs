@@ -27,7 +27,7 @@ use crate::{
     readings::{LinkReading, LinkReport},
 };
 
-/// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.
+/// Messages to a host that it does not read, before its link is closed: it receives all again when it comes back.
 pub const UNREAD: usize = 65_536;
 /// Longest wait for a host to accept a channel.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(7);

@@ -1,4 +1,4 @@
-//! What hosts and the supervisor say to each other: rkyv archives in control frames. Tensors never travel here.
+//! The messages between hosts and the supervisor: rkyv archives in control frames. Tensors never travel here.
 //!
 //! Bytes from the network are validated before anything reads them.
 //!
@@ -42,7 +42,7 @@ use crate::{
     ticket::Ticket,
 };
 
-/// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
+/// First message of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Hello {
     /// Host name, as the cluster file has it.

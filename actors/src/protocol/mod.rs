@@ -1,4 +1,4 @@
-//! What processes say to each other, over which links, and who may say what. Decides nothing.
+//! The messages between processes, their links, and who may send what. Decides nothing.
 
 pub mod authority;
 pub mod handing;

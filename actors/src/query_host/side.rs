@@ -79,7 +79,7 @@ impl QuerySide {
         self.links.report(report);
     }
 
-    /// Applies an event; what the supervisor is to hear goes to `report`.
+    /// Applies an event; messages to the supervisor go to `report`.
     pub fn handle(&mut self, now: Duration, event: QueryHostEvent, report: &mut dyn FnMut(HostMessage)) {
         match &event {
             QueryHostEvent::Token { job, .. } => {

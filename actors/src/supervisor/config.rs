@@ -1,4 +1,4 @@
-//! What the supervisor is told once, at its start. Resolved values: no file, no defaults.
+//! What the supervisor is configured with, once, at its start. Resolved values: no file, no defaults.
 
 use std::{collections::BTreeMap, time::Duration};
 

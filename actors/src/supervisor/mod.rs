@@ -34,5 +34,5 @@ pub use state::{SupervisorState, view::JobFilter};
 pub use tables::{
     job::{Outcome, PreparedJob, Question, Source},
     numbers::Origin,
-    prepared::{PreparedContext, asked::AskedSession},
+    prepared::{PreparedContext, asked_session::AskedSession},
 };

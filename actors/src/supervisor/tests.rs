@@ -1,13 +1,13 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated in tests/simulation.
 
 mod append;
+mod cluster_events;
 mod held;
 mod ids;
 mod journal;
 mod members;
 mod model;
 mod moving;
-mod news;
 mod numerics;
 mod queue;
 mod starved;
@@ -247,7 +247,7 @@ impl Cluster {
         std::mem::take(&mut self.sent)
     }
 
-    /// Answers every order to encode sent so far, from hosts that are still to be heard. Returns (connection, order).
+    /// Answers every order to encode sent so far, from hosts that are still connected. Returns (connection, order).
     fn encode(&mut self) -> Vec<(u64, EncodeShards)> {
         let orders: Vec<(u64, EncodeShards)> = self
             .take_sent()

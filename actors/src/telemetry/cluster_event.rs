@@ -1,4 +1,4 @@
-//! What an operator wants to hear of, and the one line of the log that each makes: ids, counts and durations, no text of any
+//! The events that an operator reads, and the one line of the log that each makes: ids, counts and durations, no text of any
 //! user. Nothing here is said per token or per layer. Decides nothing.
 
 mod event;
@@ -127,7 +127,7 @@ pub enum ClusterEventKind {
     HostSuspect {
         /// The host.
         host: String,
-        /// Seconds since it was heard.
+        /// Seconds since its last message.
         silent_s: f64,
         /// Why, as far as that is known.
         cause: String,
@@ -145,7 +145,7 @@ pub enum ClusterEventKind {
         host: String,
         /// From a short list.
         reason: Cow<'static, str>,
-        /// Seconds since it was heard.
+        /// Seconds since its last message.
         silent_s: f64,
         /// Why.
         cause: String,

@@ -89,7 +89,7 @@ pub enum Observation {
         /// Where its seconds went.
         times: Box<Phase2Times>,
     },
-    /// A host told of its links; the latest stands.
+    /// A host reported its links; the latest stands.
     Links {
         /// Host.
         host: String,

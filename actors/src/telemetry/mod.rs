@@ -1,4 +1,4 @@
-//! What a process tells of itself: metrics, news, spans. Exports nothing.
+//! What a process reports of itself: metrics, readings, events, spans. Exports nothing.
 
 pub mod cluster_event;
 pub mod metric;

@@ -35,6 +35,15 @@ pub trait BatchAttention: AttentionOps + HeadOps {
     ) -> Result<Self::Tensor, KernelError> {
         attend_rows(self, heads, q, asks)
     }
+    /// The rows of [`BatchAttention::attend_rows`], to the last bit, on the host.
+    fn attend_packed(
+        &self,
+        heads: Heads,
+        q: &Self::Tensor,
+        asks: (&[Ask<'_, Self::Kv>], &[usize]),
+    ) -> Result<Vec<f32>, KernelError> {
+        self.download(&self.attend_rows(heads, q, asks)?)
+    }
     /// [`BatchAttention::attend_many`] of the asks, beside rows that are given, [`BatchAttention::merge_rows`] of each level,
     /// [`BatchAttention::merge_packed`] of the tops: all that attention is to a step, queued at once where the device can.
     fn attend_tree(
@@ -178,19 +187,30 @@ fn attend_around<B: AttentionOps>(
     backend.merge(&left.into_iter().map(attend).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// As [`BatchAttention::attend_rows`], by way of the host: attention first, then the merge of every group, unless none has two.
+/// As [`BatchAttention::attend_rows`], by way of the host.
 pub fn attend_rows<B: BatchAttention>(
     backend: &B,
     heads: Heads,
     q: &B::Tensor,
-    (asks, groups): (&[Ask<'_, B::Kv>], &[usize]),
+    asks: (&[Ask<'_, B::Kv>], &[usize]),
 ) -> Result<B::Tensor, KernelError> {
+    let (packed, row) = (attend_packed(backend, heads, q, asks)?, heads.packed_row());
+    backend.upload(&[packed.len() / row, row], &packed)
+}
+
+/// As [`BatchAttention::attend_packed`]: attention first, then the merge of every group, unless none has two.
+pub fn attend_packed<B: BatchAttention>(
+    backend: &B,
+    heads: Heads,
+    q: &B::Tensor,
+    (asks, groups): (&[Ask<'_, B::Kv>], &[usize]),
+) -> Result<Vec<f32>, KernelError> {
     check_groups(asks, groups)?;
     let row = heads.packed_row();
     let mut partials = Vec::new();
     backend.attend_many(heads, q, asks, &mut partials)?;
     if groups.iter().all(|asks| *asks == 1) {
-        return backend.upload(&[partials.len() / row, row], &partials);
+        return Ok(partials);
     }
     let (mut rest, mut asks) = (&partials[..], asks.iter());
     let mut next = |ask: &Ask<'_, B::Kv>| {
@@ -202,7 +222,7 @@ pub fn attend_rows<B: BatchAttention>(
         groups.iter().map(|group| asks.by_ref().take(*group).map(&mut next).collect()).collect();
     let mut packed = Vec::new();
     backend.merge_rows(heads, &parts, &mut packed)?;
-    backend.upload(&[packed.len() / row, row], &packed)
+    Ok(packed)
 }
 
 /// As [`BatchAttention::attend_tree`], by way of the host.

@@ -375,6 +375,15 @@ impl BatchAttention for Cpu {
         in_compute_type!(self, E => kv::attend_many::<E>(heads, q, asks, packed, &self.compute))
     }
 
+    fn attend_packed(
+        &self,
+        heads: Heads,
+        q: &CpuTensor,
+        asks: (&[Ask<'_, CpuKv>], &[usize]),
+    ) -> Result<Vec<f32>, KernelError> {
+        batch::attend_packed(self, heads, q, asks)
+    }
+
     fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<CpuTensor, KernelError> {
         check_parts(heads, parts)?;
         let rows: usize = parts.iter().map(|part| part[0].len() / heads.packed_row()).sum();

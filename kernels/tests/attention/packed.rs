@@ -111,6 +111,8 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     prop_assert_eq!(bits(&here.1), bits(&host.1), "merged where it is attended");
     let kept = backend.attend_rows(*heads, &q, (&asks, &groups)).unwrap();
     prop_assert_eq!(bits(&backend.download(&kept).unwrap()), bits(&together[1..]), "merged groups, where they are");
+    let packed = backend.attend_packed(*heads, &q, (&asks, &groups)).unwrap();
+    prop_assert_eq!(bits(&packed), bits(&together[1..]), "merged groups, on the host");
     let kept = backend.attend_rows(*heads, &q, (&asks, &vec![1; asks.len()])).unwrap();
     prop_assert_eq!(bits(&backend.download(&kept).unwrap()), bits(&many[1..]));
     let (mut given, mut end) = (Vec::new(), 0);

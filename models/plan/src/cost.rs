@@ -76,7 +76,7 @@ impl Cost {
             }
             // What the last of its shards sees, it has received.
             host.layer_exchange_bytes = received_bytes(plan, shard, &given, shape);
-            given.add(shard.host, given_tokens(plan, shard));
+            given.add(shard.host, passed_tokens(plan, shard));
         }
         for (host, read) in hosts.iter_mut().zip(read) {
             host.input_bytes += read.tokens() * ID_BYTES;
@@ -135,11 +135,11 @@ impl HostCost {
 }
 
 /// Tokens whose keys and values `shard` gives to later ones in each layer.
-fn given_tokens(plan: &Plan, shard: &Shard) -> usize {
+fn passed_tokens(plan: &Plan, shard: &Shard) -> usize {
     match &plan.exchange {
         Exchange::None | Exchange::AllToAll => 0,
         Exchange::SharedPrefix { sink_rows } => shard.prefix_rows() + if shard.block == 0 { *sink_rows } else { 0 },
-        Exchange::PassCompressed(passing) => passing.given(shard),
+        Exchange::PassCompressed(passing) => passing.passed_tokens(shard),
         Exchange::Broadcast => shard.rows(),
     }
 }
@@ -184,7 +184,7 @@ fn passed_bytes(plan: &Plan, shard: &Shard, shape: &ModelShape) -> u64 {
         let heads = shape.head_shares(plan.shards.len()).iter().map(each).max().unwrap_or(0);
         return shard.rows() as u64 * heads * (shape.head_dim * shape.kv_bytes_per_element) as u64;
     }
-    given_tokens(plan, shard) as u64 * shape.kv_bytes_per_token() / shape.layers as u64
+    passed_tokens(plan, shard) as u64 * shape.kv_bytes_per_token() / shape.layers as u64
 }
 
 /// (row, key) pairs of one head in one layer, of a shard that sees so many tokens of those before it.

@@ -56,20 +56,20 @@ impl CallReader {
     /// More that the model wrote.
     pub fn push(&mut self, text: &str) -> Vec<CallPiece> {
         self.held.push_str(text);
-        let mut told = Vec::new();
-        while self.step(&mut told, false) {}
+        let mut pieces = Vec::new();
+        while self.step(&mut pieces, false) {}
         if self.held.len() > HELD_BYTES {
-            self.tell_all(&mut told);
+            self.emit_all(&mut pieces);
         }
-        told
+        pieces
     }
 
     /// Nothing more comes.
     pub fn finish(&mut self) -> Vec<CallPiece> {
-        let mut told = Vec::new();
-        while self.step(&mut told, true) {}
-        self.tell_all(&mut told);
-        told
+        let mut pieces = Vec::new();
+        while self.step(&mut pieces, true) {}
+        self.emit_all(&mut pieces);
+        pieces
     }
 
     /// Whether there was a call.
@@ -77,22 +77,22 @@ impl CallReader {
         self.has_called
     }
 
-    fn tell_all(&mut self, told: &mut Vec<CallPiece>) {
+    fn emit_all(&mut self, pieces: &mut Vec<CallPiece>) {
         let rest = std::mem::take(&mut self.held);
         // Blanks behind a call say nothing.
         if !(self.has_called && rest.trim().is_empty()) {
-            tell(rest, told);
+            emit(rest, pieces);
         }
         self.place = ReaderPlace::Text;
     }
 
     /// Gets on with what is held; says whether there may be more to get on with.
-    fn step(&mut self, told: &mut Vec<CallPiece>, is_last: bool) -> bool {
+    fn step(&mut self, pieces: &mut Vec<CallPiece>, is_last: bool) -> bool {
         match self.place {
             ReaderPlace::Start => self.begin(),
-            ReaderPlace::Text => self.look(told),
-            ReaderPlace::Hermes => self.hermes(told, is_last),
-            ReaderPlace::Bare { mark } => self.bare(told, mark, is_last),
+            ReaderPlace::Text => self.look(pieces),
+            ReaderPlace::Hermes => self.hermes(pieces, is_last),
+            ReaderPlace::Bare { mark } => self.bare(pieces, mark, is_last),
         }
     }
 
@@ -118,7 +118,7 @@ impl CallReader {
     }
 
     /// Looks for a mark in text.
-    fn look(&mut self, told: &mut Vec<CallPiece>) -> bool {
+    fn look(&mut self, pieces: &mut Vec<CallPiece>) -> bool {
         let found = MARKS.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
         let Some((at, mark)) = found else {
             // The end of what is held may begin a mark.
@@ -129,20 +129,20 @@ impl CallReader {
             if keep > 0 && !blank {
                 let rest = self.held.split_off(keep);
                 let text = std::mem::replace(&mut self.held, rest);
-                tell(text, told);
+                emit(text, pieces);
             }
             return false;
         };
         let rest = self.held.split_off(at);
         let before = std::mem::replace(&mut self.held, rest);
         if !before.trim().is_empty() {
-            tell(before, told);
+            emit(before, pieces);
         }
         self.place = if mark == MARKS[0] { ReaderPlace::Hermes } else { ReaderPlace::Bare { mark: mark.len() } };
         true
     }
 
-    fn hermes(&mut self, told: &mut Vec<CallPiece>, is_last: bool) -> bool {
+    fn hermes(&mut self, pieces: &mut Vec<CallPiece>, is_last: bool) -> bool {
         let mark = MARKS[0].len();
         let end = self.held[mark..].find(HERMES_END).map(|at| at + mark);
         let (inner, whole) = match end {
@@ -154,15 +154,15 @@ impl CallReader {
         let rest = self.held.split_off(whole);
         let text = std::mem::replace(&mut self.held, rest);
         match call {
-            Some(call) => self.called(vec![call], told),
-            None => tell(text, told),
+            Some(call) => self.called(vec![call], pieces),
+            None => emit(text, pieces),
         }
         self.place = ReaderPlace::Text;
         true
     }
 
     /// JSON of one call or of several, or names with arguments behind them.
-    fn bare(&mut self, told: &mut Vec<CallPiece>, mark: usize, is_last: bool) -> bool {
+    fn bare(&mut self, pieces: &mut Vec<CallPiece>, mark: usize, is_last: bool) -> bool {
         let inner = &self.held[mark..];
         let blank = inner.len() - inner.trim_start().len();
         let (name, from) = match inner[blank..].chars().next() {
@@ -174,12 +174,12 @@ impl CallReader {
                     let name = inner[..at].trim();
                     (Some(name.strip_suffix(ARGUMENTS).unwrap_or(name).trim().to_owned()), mark + at)
                 }
-                None if is_last || inner.len() > 256 => return self.no_call(told, self.held.len()),
+                None if is_last || inner.len() > 256 => return self.no_call(pieces, self.held.len()),
                 None => return false,
             },
         };
         let Some(end) = json_end(&self.held[from..]).map(|end| from + end) else {
-            return if is_last { self.no_call(told, self.held.len()) } else { false };
+            return if is_last { self.no_call(pieces, self.held.len()) } else { false };
         };
         let value = serde_json::from_str::<Value>(&self.held[from..end]).ok();
         let calls: Option<Vec<CallPiece>> = match (value, name) {
@@ -190,8 +190,8 @@ impl CallReader {
             (Some(value), None) => self.call(&value).map(|call| vec![call]),
             (None, _) => None,
         };
-        let Some(calls) = calls else { return self.no_call(told, end) };
-        self.called(calls, told);
+        let Some(calls) = calls else { return self.no_call(pieces, end) };
+        self.called(calls, pieces);
         self.held.drain(..end);
         // Further ones stand behind a semicolon, a comma or a mark.
         let rest = self.held.trim_start_matches([' ', '\n', ';', ',']).len();
@@ -201,17 +201,17 @@ impl CallReader {
     }
 
     /// What is held up to here is text.
-    fn no_call(&mut self, told: &mut Vec<CallPiece>, end: usize) -> bool {
+    fn no_call(&mut self, pieces: &mut Vec<CallPiece>, end: usize) -> bool {
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
-        tell(text, told);
+        emit(text, pieces);
         self.place = ReaderPlace::Text;
         true
     }
 
-    fn called(&mut self, calls: Vec<CallPiece>, told: &mut Vec<CallPiece>) {
+    fn called(&mut self, calls: Vec<CallPiece>, pieces: &mut Vec<CallPiece>) {
         self.has_called = true;
-        told.extend(calls);
+        pieces.extend(calls);
     }
 
     /// A call that an object says, by a tool that there is.
@@ -232,9 +232,9 @@ impl CallReader {
     }
 }
 
-fn tell(text: String, told: &mut Vec<CallPiece>) {
+fn emit(text: String, pieces: &mut Vec<CallPiece>) {
     if !text.is_empty() {
-        told.push(CallPiece::Text(text));
+        pieces.push(CallPiece::Text(text));
     }
 }
 
@@ -287,17 +287,17 @@ mod tests {
     fn read(text: &str, size: usize) -> Vec<CallPiece> {
         let mut reader = CallReader::new(vec!["weather".to_owned(), "time".to_owned()]);
         let characters: Vec<char> = text.chars().collect();
-        let mut told: Vec<CallPiece> = Vec::new();
+        let mut all_read: Vec<CallPiece> = Vec::new();
         let pieces = characters.chunks(size).map(String::from_iter);
         let mut all: Vec<CallPiece> = pieces.flat_map(|piece: String| reader.push(&piece)).collect();
         all.extend(reader.finish());
         for piece in all {
-            match (told.last_mut(), piece) {
+            match (all_read.last_mut(), piece) {
                 (Some(CallPiece::Text(before)), CallPiece::Text(more)) => *before += &more,
-                (_, piece) => told.push(piece),
+                (_, piece) => all_read.push(piece),
             }
         }
-        told
+        all_read
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The jobs of a step, on the device that has their own keys and values: a layer's partials over these, and those that their
 //! contexts answer with.
 
-pub(super) mod here;
+pub(super) mod laid;
 
 use std::{borrow::Cow, sync::Arc};
 

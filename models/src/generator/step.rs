@@ -9,7 +9,7 @@ use super::{
     batch::BatchStep,
     context::ContextAttention,
     job::{Generator, StepPart},
-    jobs::{Jobs, JobsAttention, StepEnds, here::lay},
+    jobs::{Jobs, JobsAttention, StepEnds, laid::lay},
     layer::DeviceStep,
     local::LocalContext,
     tensor_parallel::together,

@@ -1,8 +1,8 @@
 //! Anthropic's Messages API, on the listener of OpenAI's API and by the same jobs: what coding agents speak. Schedules nothing.
 
-mod asked;
 mod events;
 mod message;
+mod messages_request;
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ use crate::api::{
         requests::tools::without_tools,
     },
 };
-use asked::MessagesRequest;
 use events::MessageVoice;
+use messages_request::MessagesRequest;
 
 /// Its endpoints.
 pub fn routes(app: &mut web::ServiceConfig) {

@@ -1,4 +1,4 @@
-//! How nodes get certificates: the desk beside the CA's key, and what a node with a one-time token does. The exchange
+//! How nodes get certificates: the listener beside the CA's key, and what a node with a one-time token does. The exchange
 //! itself is the transport's.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 use asterism_actors::authority::{self, Action, Party};
 use asterism_transport::{
     certificates::{CertificateAuthority, Member, MemberRole},
-    join::{self, Asked, JoinAddress, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
+    join::{self, Asked, JoinAddress, JoinConfig, JoinError, JoinListener, JoinRules, JoinToken, TokenRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +38,8 @@ pub fn open(
     })?;
     let file = cluster.data_dir.join("join-tokens.json");
     let tokens = read(&file)?;
-    let desk = NodeJoinDesk { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
-    let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(desk));
+    let rules = NodeJoinRules { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
+    let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(rules));
     let listener = listener.map_err(refusal)?;
     tracing::info!(address = %listener.local_address(), "nodes join here");
     Ok(Some(listener))
@@ -66,7 +66,7 @@ pub async fn join(
         return Ok(());
     }
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
-    let at = desk_at(cluster, from, node)?;
+    let at = join_address(cluster, from, node)?;
     for (name, issued) in join::join(at, &token, node, &names).await.map_err(refusal)? {
         credentials::save(cluster, &name, &issued)?;
     }
@@ -75,7 +75,7 @@ pub async fn join(
 }
 
 /// Where certificates are given out to a node: at `from`, or where the cluster file says.
-pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<JoinAddress, CliError> {
+pub fn join_address(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<JoinAddress, CliError> {
     let listener = from.or(cluster.security.join_listen).filter(|address| address.port() != 0);
     let at = |listener| JoinAddress { listener, node: cluster.node_address(node) };
     listener.map(at).ok_or_else(|| {
@@ -98,14 +98,14 @@ pub fn refusal(error: JoinError) -> CliError {
 }
 
 /// Knows the hosts of each node, and keeps tokens in a file.
-struct NodeJoinDesk {
+struct NodeJoinRules {
     cluster: Cluster,
     file: PathBuf,
     /// Whether a process of a name is connected.
     in_use: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
-impl JoinDesk for NodeJoinDesk {
+impl JoinRules for NodeJoinRules {
     fn now(&self) -> SystemTime {
         SystemTime::now()
     }
@@ -208,7 +208,7 @@ mod tests {
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
-        let desk = NodeJoinDesk { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
+        let rules = NodeJoinRules { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
         let asked = [
             ("b", "context-0"),
             ("b", "b"),
@@ -219,12 +219,12 @@ mod tests {
             ("supervisor", "supervisor"),
             ("c", "c"),
         ];
-        let allowed = asked.map(|(node, host)| desk.role(node, host));
+        let allowed = asked.map(|(node, host)| rules.role(node, host));
         let (context, node) = (Some(MemberRole::Context), Some(MemberRole::Node));
         assert_eq!(allowed, [context, node, context, None, None, None, None, None]);
         let objects = |node, from: &str, names: &[&str], serial| {
             let from = from.parse().unwrap();
-            desk.objection(&Asked { node, from, names, serial })
+            rules.objection(&Asked { node, from, names, serial })
         };
         assert_eq!(objects("b", "10.0.0.2", &["b", "context-0"], None), None);
         assert_eq!(objects("b", "::ffff:10.0.0.2", &["b"], Some("12")), None);
@@ -233,12 +233,12 @@ mod tests {
         let words = objects("local", "127.0.0.1", &["local", "context-1"], None).expect("it is connected");
         assert!(words.contains("context-1 is connected"), "{words}");
         assert_eq!(objects("local", "127.0.0.1", &["context-1"], Some("12")), None, "it renews");
-        let mut cluster = desk.cluster.clone();
+        let mut cluster = rules.cluster.clone();
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
-        let desk = NodeJoinDesk { cluster, ..desk };
-        assert_eq!(desk.role("local", "b"), context, "b is a host of another node");
-        assert_eq!(desk.role("b", "b"), None);
-        let renewing = MemberRole::ALL.map(|role| desk.may_renew(&Member::new("sample", role, "b")));
+        let rules = NodeJoinRules { cluster, ..rules };
+        assert_eq!(rules.role("local", "b"), context, "b is a host of another node");
+        assert_eq!(rules.role("b", "b"), None);
+        let renewing = MemberRole::ALL.map(|role| rules.may_renew(&Member::new("sample", role, "b")));
         assert_eq!(renewing, [false, true, false, false, false]);
     }
 

@@ -65,7 +65,7 @@ async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) ->
     if !credentials::are_brought(cluster) {
         return Ok(());
     }
-    let at = joining::desk_at(cluster, from, node)?;
+    let at = joining::join_address(cluster, from, node)?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     let reported = join::revoked(at, &current).await.map_err(joining::refusal)?;
     revocation::take_over(cluster, reported, SystemTime::now()).map(drop)
@@ -82,7 +82,7 @@ async fn renew(
     if due.is_empty() {
         return Ok(0);
     }
-    let address = joining::desk_at(cluster, from, node)?;
+    let address = joining::join_address(cluster, from, node)?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     for (name, issued) in join::renew(address, &current, &due).await.map_err(joining::refusal)? {
         issued.save(&members::identity_folder(cluster, &name)).map_err(credentials::refusal)?;
@@ -117,7 +117,7 @@ mod tests {
     }
 
     /// Where the CA's key is, and what answers there.
-    fn desk(folder: &Path) -> (CertificateAuthority, JoinListener) {
+    fn rules(folder: &Path) -> (CertificateAuthority, JoinListener) {
         let mut cluster = cluster(folder);
         cluster.security.join_listen = Some("127.0.0.1:0".parse().unwrap());
         let authority = credentials::create_authority(&cluster).unwrap();
@@ -135,7 +135,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_renews_when_a_third_is_left_and_gets_its_own_names_only() {
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let (authority, listener) = desk(folders[0].path());
+        let (authority, listener) = rules(folders[0].path());
         let (cluster, from) = (cluster(folders[1].path()), Some(listener.local_address()));
         let now = SystemTime::now();
         // An hour before now until half an hour after now, and a host of another node that was here once.

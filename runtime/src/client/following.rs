@@ -1,4 +1,4 @@
-//! A job followed to its end though its supervisor is killed and comes back: nothing is heard twice, nothing is missed.
+//! A job followed to its end though its supervisor is killed and comes back: nothing is received twice, nothing is missed.
 
 use std::{
     thread,
@@ -39,7 +39,7 @@ struct SeenEvents {
 }
 
 impl SeenEvents {
-    /// Whether the event was not heard on an earlier connection.
+    /// Whether the event was not received on an earlier connection.
     fn is_new(&mut self, event: &JobEvent) -> bool {
         match event {
             JobEvent::Token { .. } => {

@@ -1,9 +1,9 @@
 //! Questions of files: this program's records, and the files of RULER, LongBench and InfiniteBench as they are published. Tells
 //! them apart by the keys of a line. Asks nothing.
 
-pub(crate) mod given;
 mod infinitebench;
 mod longbench;
+pub(crate) mod question;
 mod ruler;
 mod template;
 
@@ -14,8 +14,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::{EvalError, EvalRecord, HaystackSource, Metric, read_haystack, record::of_line};
-use given::BENCHMARK_ANSWER_TOKENS;
-pub use given::PublishedQuestion;
+use question::BENCHMARK_ANSWER_TOKENS;
+pub use question::PublishedQuestion;
 
 /// The questions of a file of one JSON object a line; blank lines are skipped.
 ///

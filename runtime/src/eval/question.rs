@@ -36,7 +36,7 @@ pub struct QuestionPlace {
 
 impl EvalQuestion {
     /// One of a file.
-    pub fn given(place: QuestionPlace, given: PublishedQuestion) -> Self {
+    pub fn published(place: QuestionPlace, given: PublishedQuestion) -> Self {
         let PublishedQuestion { record, gold, metric, max_tokens, .. } = given;
         Self { gold, ..Self::with(place, record, metric, max_tokens) }
     }

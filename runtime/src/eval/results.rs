@@ -193,7 +193,7 @@ impl MethodScore {
 
 /// Generated tasks, then the others; depths by their number. Answers of a saved run come in any order.
 fn benchmark_order(task: &str) -> (usize, usize) {
-    let place = Task::all().iter().position(|known| known.name() == task).unwrap_or(usize::MAX);
+    let place = Task::all().position(|known| known.name() == task).unwrap_or(usize::MAX);
     let depth = task.strip_prefix("depth ").and_then(|rest| rest.trim_end_matches('%').parse().ok());
     (place, depth.unwrap_or(0))
 }

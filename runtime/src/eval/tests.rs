@@ -15,7 +15,7 @@ fn made(task: Task, tokens: usize, seed: u64) -> EvalRecord {
 
 #[test]
 fn the_budget_is_used_and_kept() {
-    for &task in Task::all() {
+    for task in Task::all() {
         for tokens in [200, 1000, 5000] {
             for seed in 0..4 {
                 let record = made(task, tokens, seed);
@@ -30,7 +30,7 @@ fn the_budget_is_used_and_kept() {
 
 #[test]
 fn query_and_answer_fit_beside_the_context() {
-    for &task in Task::all() {
+    for task in Task::all() {
         let recipe = Recipe { tokens: 1000, reserve: Some(100), seed: 2, text: None };
         let record = make(task, &recipe, &words).unwrap();
         let used = record.context_tokens + words(&record.input_query) + 100;
@@ -53,7 +53,7 @@ fn a_needle_stands_at_its_depth() {
 
 #[test]
 fn a_seed_is_a_record() {
-    for &task in Task::all() {
+    for task in Task::all() {
         assert_eq!(made(task, 500, 7), made(task, 500, 7));
         assert_ne!(made(task, 500, 7), made(task, 500, 8));
     }
@@ -62,7 +62,7 @@ fn a_seed_is_a_record() {
 
 #[test]
 fn too_few_tokens_are_refused() {
-    for &task in Task::all() {
+    for task in Task::all() {
         match generate(task, 12, 0, &words, None).unwrap_err() {
             EvalError::TooFewTokens { least, tokens: 12, .. } => {
                 assert!(generate(task, least, 0, &words, None).is_ok(), "{task} says that {least} tokens are enough");
@@ -74,7 +74,7 @@ fn too_few_tokens_are_refused() {
 
 #[test]
 fn names_are_read_back() {
-    for &task in Task::all() {
+    for task in Task::all() {
         assert_eq!(task.name().parse::<Task>().unwrap(), task);
     }
     let error = "niah_multikye_1".parse::<Task>().unwrap_err().to_string();
@@ -137,7 +137,7 @@ fn needles(record: &EvalRecord) -> Vec<(String, String)> {
 
 #[test]
 fn needles_stand_once_and_answer_the_query() {
-    for &task in Task::all().iter().filter(|task| task.name().starts_with("niah")) {
+    for task in Task::all().filter(|task| task.name().starts_with("niah")) {
         for seed in 0..20 {
             let record = made(task, 600, seed);
             let needles = needles(&record);
@@ -271,7 +271,7 @@ impl<'a> World<'a> {
 
 #[test]
 fn stories_hold_their_answers() {
-    for &task in Task::all().iter().filter(|task| task.name().starts_with("qa")) {
+    for task in Task::all().filter(|task| task.name().starts_with("qa")) {
         for seed in 0..200 {
             let record = made(task, 400, seed);
             let mut world = World::default();
@@ -289,7 +289,7 @@ fn stories_hold_their_answers() {
 #[test]
 fn prose_of_the_caller_is_used_in_order() {
     let text: String = (0..50).map(|index| format!("Sentence number {index} says little. ")).collect();
-    for &task in Task::all() {
+    for task in Task::all() {
         let record = generate(task, 300, 5, &words, Some(&text)).unwrap();
         assert_eq!(record.haystack, task.needs_prose().then_some(HaystackSource::File));
         assert_eq!(record.label(), task.name());
@@ -307,7 +307,7 @@ fn prose_of_the_caller_is_used_in_order() {
 #[test]
 fn a_record_survives_its_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let records: Vec<_> = Task::all().iter().map(|&task| made(task, 300, 3)).collect();
+    let records: Vec<_> = Task::all().map(|task| made(task, 300, 3)).collect();
     let lines: Vec<_> = records.iter().map(|record| serde_json::to_string(record).unwrap()).collect();
     std::fs::write(file.path(), lines.join("\n")).unwrap();
     let read = read_questions(file.path()).unwrap().into_iter().map(|given| given.record);

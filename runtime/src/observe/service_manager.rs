@@ -1,5 +1,5 @@
-//! What a service manager such as systemd hears of this process: that it is ready, that it lives, and that it ends. Where none asked
-//! to hear it, nothing is said.
+//! What a service manager such as systemd is notified of: that it is ready, that it lives, and that it ends. Where none asked
+//! for it, nothing is sent.
 
 use std::{
     os::{
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// A service manager that wants to hear of this process.
+/// A service manager that takes notifications of this process.
 pub struct ServiceManager {
     socket: UnixDatagram,
     address: SocketAddr,
@@ -41,21 +41,21 @@ impl ServiceManager {
         }
     }
 
-    fn say(&self, text: &str) {
+    fn notify(&self, text: &str) {
         // A manager that is gone needs no word.
         let _ = self.socket.send_to_addr(text.as_bytes(), &self.address);
     }
 
     /// It serves; from now on it gives signs of life while `lives` says so.
     pub fn ready(self, status: &str, lives: impl Fn() -> bool + Send + 'static) -> ToldManager {
-        self.say(&format!("READY=1\nSTATUS={}", one_line(status)));
+        self.notify(&format!("READY=1\nSTATUS={}", one_line(status)));
         let told =
             self.socket.try_clone().ok().map(|socket| Self { socket, address: self.address.clone(), watchdog: None });
         let Some(limit) = self.watchdog else { return ToldManager { manager: told, life: None } };
         let life = tokio::spawn(async move {
             loop {
                 if lives() {
-                    self.say("WATCHDOG=1");
+                    self.notify("WATCHDOG=1");
                 }
                 tokio::time::sleep(limit / 3).await;
             }
@@ -64,7 +64,7 @@ impl ServiceManager {
     }
 }
 
-/// A service manager that heard that this process serves.
+/// A service manager that was notified that this process serves.
 pub struct ToldManager {
     manager: Option<ServiceManager>,
     life: Option<tokio::task::JoinHandle<()>>,
@@ -74,7 +74,7 @@ impl ToldManager {
     /// It ends, and why; signs of life go on until it has.
     pub fn stopping(&self, why: &str) {
         if let Some(manager) = &self.manager {
-            manager.say(&format!("STOPPING=1\nSTATUS=ends: {}", one_line(why)));
+            manager.notify(&format!("STOPPING=1\nSTATUS=ends: {}", one_line(why)));
         }
     }
 }

@@ -23,13 +23,13 @@ pub struct SharedCores {
     share: usize,
     /// Of each of its devices.
     limits: Vec<ThreadLimit>,
-    seats: Option<Seats>,
+    locks: Option<HostLocks>,
     works: Mutex<Vec<ComputeKind>>,
 }
 
 /// A file for each host of the node.
 #[derive(Debug)]
-struct Seats {
+struct HostLocks {
     own: File,
     others: Vec<(Role, File)>,
 }
@@ -39,11 +39,11 @@ impl SharedCores {
     pub fn new(cluster: &Cluster, host: &Host, cores: usize, limits: Vec<ThreadLimit>) -> Self {
         let share = cluster.threads_of(host, cores);
         deal(&limits, share);
-        let seats = Seats::open(cluster, host).inspect_err(|error| {
+        let locks = HostLocks::open(cluster, host).inspect_err(|error| {
             let folder = folder(cluster);
             tracing::warn!(folder = %folder.display(), %error, "idle cores cannot be told, so that this host leaves them idle");
         });
-        Self { cores, share, limits, seats: seats.ok(), works: Mutex::default() }
+        Self { cores, share, limits, locks: locks.ok(), works: Mutex::default() }
     }
 
     fn works(&self) -> MutexGuard<'_, Vec<ComputeKind>> {
@@ -62,14 +62,14 @@ impl Cores for SharedCores {
         if work == ComputeKind::Answering || !works.contains(&work) {
             works.push(work);
         }
-        let Some(seats) = &self.seats else { return };
+        let Some(locks) = &self.locks else { return };
         // Who looks at it holds it for a moment: then the next layer tries again.
-        let _ = seats.own.try_lock();
+        let _ = locks.own.try_lock();
         let others = match work {
-            ComputeKind::Encoding => seats.taken(|_| true),
+            ComputeKind::Encoding => locks.taken(|_| true),
             // A query host that generates waits for this.
             ComputeKind::Answering if !works.contains(&ComputeKind::Encoding) => {
-                seats.taken(|role| role != Role::Query)
+                locks.taken(|role| role != Role::Query)
             }
             ComputeKind::Answering | ComputeKind::Generating => return,
         };
@@ -85,9 +85,9 @@ impl Cores for SharedCores {
             deal(&self.limits, self.share);
         }
         if works.is_empty()
-            && let Some(seats) = &self.seats
+            && let Some(locks) = &self.locks
         {
-            let _ = seats.own.unlock();
+            let _ = locks.own.unlock();
         }
     }
 
@@ -96,7 +96,7 @@ impl Cores for SharedCores {
     }
 }
 
-impl Seats {
+impl HostLocks {
     fn open(cluster: &Cluster, host: &Host) -> io::Result<Self> {
         let folder = folder(cluster);
         private::make(&folder)?;
@@ -114,14 +114,14 @@ impl Seats {
 
     /// How many others of some roles compute.
     fn taken(&self, of: impl Fn(Role) -> bool) -> usize {
-        let taken = |seat: &&File| match seat.try_lock_shared() {
+        let taken = |lock: &&File| match lock.try_lock_shared() {
             Ok(()) => {
-                let _ = seat.unlock();
+                let _ = lock.unlock();
                 false
             }
             Err(error) => matches!(error, TryLockError::WouldBlock),
         };
-        self.others.iter().filter(|(role, _)| of(*role)).map(|(_, seat)| seat).filter(taken).count()
+        self.others.iter().filter(|(role, _)| of(*role)).map(|(_, lock)| lock).filter(taken).count()
     }
 }
 

@@ -55,7 +55,7 @@ struct Kept {
 }
 
 impl Keeper {
-    /// Starts the supervisor of `cluster`, which `file` describes, and waits until it serves; `waits` hears why it does not yet.
+    /// Starts the supervisor of `cluster`, which `file` describes, and waits until it serves; `waits` is called with why it does not yet.
     pub async fn start(cluster: &Cluster, file: StartFile, waits: impl Fn(&str)) -> Result<Self, CliError> {
         let log = log_file(&cluster.data_dir, LOG);
         // What earlier runs logged would be read as the cause of today's ends.
@@ -149,7 +149,7 @@ impl Kept {
     }
 }
 
-/// Waits until the process says that it serves, or has ended; `waits` hears each new cause why it does not yet.
+/// Waits until the process says that it serves, or has ended; `waits` is called with each new cause why it does not yet.
 async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<ServerRecord, ChildEnd> {
     let (mut report, mut heard) = (process.report(), String::new());
     loop {

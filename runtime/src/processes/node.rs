@@ -312,7 +312,7 @@ impl ProcessKeeper {
             let due = self.restarts.report_due(limit);
             tokio::select! {
                 ended = process.wait() => return (ended, false),
-                () = report.given(), if due.is_some() => self.restarts.reported(self.origin.elapsed()),
+                () = report.acknowledged(), if due.is_some() => self.restarts.reported(self.origin.elapsed()),
                 () = moment(due.map(|due| self.origin + due)) => {
                     let ended = process.kill().await;
                     let cause = format!("it had not joined the supervisor within {} s", limit.as_secs_f64());

@@ -25,7 +25,7 @@ pub struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits; `look` asks for the status, `changed` hears of each with its age. Gives up at once when a host of this
+    /// Waits; `look` asks for the status, `changed` is called with each and its age. Gives up at once when a host of this
     /// machine is not started any more.
     pub async fn ready(
         &self,

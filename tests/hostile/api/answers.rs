@@ -3,25 +3,10 @@
 use serde_json::{Value, json};
 use tests::Cluster;
 
-use super::openai::{CHAT, JSON, cluster, send};
+use super::openai::{CHAT, JSON, answered, cluster, send, streamed};
 
 const TEXT: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
-
-fn given(cluster: &Cluster, path: &str, body: &Value) -> Value {
-    let (status, answer) = send(cluster, ("POST", path), &[JSON], &body.to_string());
-    assert_eq!(status, 200, "{body}: {answer}");
-    answer
-}
-
-/// What stands behind `data:` of a stream's events.
-fn streamed(cluster: &Cluster, path: &str, body: &Value) -> Vec<Value> {
-    let mut body = body.clone();
-    body["stream"] = json!(true);
-    let Value::String(text) = given(cluster, path, &body) else { panic!("no stream") };
-    let events = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-    events.map(|data| serde_json::from_str(data).expect("JSON")).collect()
-}
 
 fn question() -> Value {
     json!([{"role": "system", "content": super::openai::whale()}, {"role": "user", "content": "Which colour?"}])
@@ -38,7 +23,7 @@ fn tool() -> Value {
 fn a_prompt_is_told_back_with_what_it_was_worth() {
     let cluster = cluster(None);
     let ids: Vec<u32> = (0..700).map(|at| 300 + (at * 37) % 500).collect();
-    let told = |body: Value| given(&cluster, TEXT, &body)["choices"][0]["logprobs"].clone();
+    let told = |body: Value| answered(&cluster, TEXT, &body)["choices"][0]["logprobs"].clone();
     // A question of one token after the other, and the same prompt as a whole, in parts of several steps.
     let whole = told(json!({"prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 1}));
     let worth = whole["token_logprobs"].as_array().expect("numbers");
@@ -52,7 +37,7 @@ fn a_prompt_is_told_back_with_what_it_was_worth() {
     }
     let body =
         json!({"prompt": "The whale is white.", "max_tokens": 4, "ignore_eos": true, "echo": true, "logprobs": 0});
-    let answer = given(&cluster, TEXT, &body);
+    let answer = answered(&cluster, TEXT, &body);
     let (choice, chunks) = (&answer["choices"][0], streamed(&cluster, TEXT, &body));
     assert!(choice["text"].as_str().is_some_and(|text| text.starts_with("The whale is white.")), "{answer}");
     assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
@@ -64,7 +49,7 @@ fn a_prompt_is_told_back_with_what_it_was_worth() {
     assert_eq!(all("text_offset"), *choice["logprobs"]["text_offset"].as_array().expect("numbers"));
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, choice["text"]);
-    let chat = given(&cluster, CHAT, &json!({"messages": question(), "max_tokens": 2, "prompt_logprobs": 1}));
+    let chat = answered(&cluster, CHAT, &json!({"messages": question(), "max_tokens": 2, "prompt_logprobs": 1}));
     let told = chat["prompt_logprobs"].as_array().expect("a list").len() as u64;
     assert_eq!(Some(told), chat["usage"]["prompt_tokens"].as_u64());
 }
@@ -73,7 +58,7 @@ fn a_prompt_is_told_back_with_what_it_was_worth() {
 fn several_prompts_and_answers_are_told_together() {
     let cluster = cluster(None);
     let body = json!({"prompt": ["The whale is", "The sea is"], "n": 2, "max_tokens": 3, "temperature": 0.9, "seed": 5, "ignore_eos": true});
-    let answer = given(&cluster, TEXT, &body);
+    let answer = answered(&cluster, TEXT, &body);
     let texts: Vec<&Value> =
         answer["choices"].as_array().expect("choices").iter().map(|choice| &choice["text"]).collect();
     assert_eq!((texts.len(), answer["usage"]["completion_tokens"].as_u64()), (4, Some(12)), "{answer}");
@@ -84,7 +69,7 @@ fn several_prompts_and_answers_are_told_together() {
         together[index] += choice["text"].as_str().expect("text");
     }
     assert_eq!(json!(together), json!(texts), "a seed repeats");
-    let one = given(&cluster, TEXT, &json!({"prompt": [[421]], "max_tokens": 2, "ignore_eos": true}));
+    let one = answered(&cluster, TEXT, &json!({"prompt": [[421]], "max_tokens": 2, "ignore_eos": true}));
     assert_eq!(one["usage"]["prompt_tokens"], 1, "{one}");
     let (status, refused) = send(&cluster, ("POST", TEXT), &[JSON], &json!({"prompt": vec!["a"; 129]}).to_string());
     assert_eq!((status, refused["error"]["code"].as_str()), (400, Some("invalid_request")), "{refused}");
@@ -97,7 +82,7 @@ fn answers_have_their_form_and_calls_their_arguments() {
     let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema, "strict": true}});
     for heat in [0.0, 1.5] {
         let body = json!({"messages": question(), "max_tokens": 60, "temperature": heat, "seed": 3, "response_format": format});
-        let answer = given(&cluster, CHAT, &body);
+        let answer = answered(&cluster, CHAT, &body);
         let text = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
         let value: Value = serde_json::from_str(&text).expect(&text);
         assert!(["white", "black"].contains(&value["colour"].as_str().expect("a colour")), "{text}");
@@ -107,8 +92,11 @@ fn answers_have_their_form_and_calls_their_arguments() {
         let said: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!(said, text);
     }
-    let chosen =
-        given(&cluster, CHAT, &json!({"messages": question(), "max_tokens": 20, "guided_choice": ["left", "right"]}));
+    let chosen = answered(
+        &cluster,
+        CHAT,
+        &json!({"messages": question(), "max_tokens": 20, "guided_choice": ["left", "right"]}),
+    );
     assert!(
         ["left", "right"].contains(&chosen["choices"][0]["message"]["content"].as_str().expect("text")),
         "{chosen}"
@@ -116,7 +104,7 @@ fn answers_have_their_form_and_calls_their_arguments() {
     let named = json!({"type": "function", "function": {"name": "paint"}});
     for choice in [json!("required"), named] {
         let body = json!({"messages": question(), "max_tokens": 90, "tools": [tool()], "tool_choice": choice});
-        let answer = given(&cluster, CHAT, &body);
+        let answer = answered(&cluster, CHAT, &body);
         let (message, reason) = (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
         let call = &message["tool_calls"][0]["function"];
         assert_eq!(
@@ -147,8 +135,8 @@ fn what_was_called_before_is_told_the_model() {
         {"role": "tool", "tool_call_id": "c1", "content": "cold"},
         {"role": "user", "content": "Which city did you look up?"},
     ]);
-    let ids = given(&cluster, "/tokenize", &json!({"messages": turns}));
-    let text = given(&cluster, "/detokenize", &json!({"tokens": ids["tokens"]}))["prompt"].clone();
+    let ids = answered(&cluster, "/tokenize", &json!({"messages": turns}));
+    let text = answered(&cluster, "/detokenize", &json!({"tokens": ids["tokens"]}))["prompt"].clone();
     let text = text.as_str().expect("text");
     assert!(text.contains("Oslo") && text.contains("cold") && text.contains("look"), "{text}");
     assert_eq!(send(&cluster, ("GET", "/health"), &[], "").0, 200);
@@ -158,11 +146,11 @@ fn what_was_called_before_is_told_the_model() {
 #[test]
 fn the_messages_api_answers_as_a_chat_does() {
     let cluster = cluster(None);
-    let chat = given(&cluster, CHAT, &json!({"messages": question(), "max_tokens": 8}));
+    let chat = answered(&cluster, CHAT, &json!({"messages": question(), "max_tokens": 8}));
     let body = json!({"max_tokens": 8, "system": super::openai::whale(), "messages": [{"role": "user", "content": "Which colour?"}]});
-    let answer = given(&cluster, MESSAGES, &body);
+    let answer = answered(&cluster, MESSAGES, &body);
     assert_eq!(answer["content"][0]["text"], chat["choices"][0]["message"]["content"], "{answer}");
-    let counted = given(&cluster, "/v1/messages/count_tokens", &body);
+    let counted = answered(&cluster, "/v1/messages/count_tokens", &body);
     assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"]);
     let events = streamed(&cluster, MESSAGES, &body);
     let said: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
@@ -172,7 +160,7 @@ fn the_messages_api_answers_as_a_chat_does() {
     called["max_tokens"] = json!(90);
     called["tools"] = json!([{"name": "paint", "input_schema": tool()["function"]["parameters"]}]);
     called["tool_choice"] = json!({"type": "any"});
-    let answer = given(&cluster, MESSAGES, &called);
+    let answer = answered(&cluster, MESSAGES, &called);
     let call = &answer["content"][0];
     assert_eq!(
         (call["type"].as_str(), answer["stop_reason"].as_str()),

@@ -7,26 +7,11 @@ use asterism_models::{Checkpoint, ContextKeys, Decoder, DecoderParts, Generator,
 use serde_json::{Value, json};
 use tests::Cluster;
 
-use super::openai::{CHAT, JSON, cluster, newest, send};
+use super::openai::{CHAT, JSON, answered, cluster, newest, send, streamed};
 
 const TEXT: &str = "/v1/completions";
 /// Two phases and one pass add in another order.
 const TOLERANCE: f64 = 1e-3;
-
-fn given(cluster: &Cluster, path: &str, body: &Value) -> Value {
-    let (status, answer) = send(cluster, ("POST", path), &[JSON], &body.to_string());
-    assert_eq!(status, 200, "{body}: {answer}");
-    answer
-}
-
-/// The chunks of a stream.
-fn streamed(cluster: &Cluster, path: &str, body: &Value) -> Vec<Value> {
-    let mut body = body.clone();
-    body["stream"] = json!(true);
-    let Value::String(text) = given(cluster, path, &body) else { panic!("no stream") };
-    let chunks = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-    chunks.map(|data| serde_json::from_str(data).expect("JSON")).collect()
-}
 
 /// Log-softmax of the row that each of the last `count` ids was chosen from, in one pass without a cluster.
 fn recomputed(ids: &[u32], count: usize) -> Vec<Vec<f64>> {
@@ -55,7 +40,7 @@ fn they_are_those_of_the_logits_that_tokens_are_chosen_from() {
         let mut body =
             json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 5, "attention": "dense"});
         drawn.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
-        let answer = given(&cluster, TEXT, &body);
+        let answer = answered(&cluster, TEXT, &body);
         let reported = &answer["choices"][0]["logprobs"];
         let job = newest(&cluster);
         let tokens: Vec<u32> = serde_json::from_value(job["tokens"].clone()).expect("ids");
@@ -92,7 +77,7 @@ fn a_chat_tells_every_token_with_its_bytes_whole_and_streamed() {
     let messages =
         json!([{"role": "system", "content": super::openai::whale()}, {"role": "user", "content": "Which colour?"}]);
     let body = json!({"messages": messages, "max_tokens": 12, "logprobs": true, "top_logprobs": 3});
-    let answer = given(&cluster, CHAT, &body);
+    let answer = answered(&cluster, CHAT, &body);
     let choice = &answer["choices"][0];
     let content = choice["logprobs"]["content"].as_array().expect("tokens");
     assert_eq!(Some(content.len() as u64), answer["usage"]["completion_tokens"].as_u64());
@@ -116,7 +101,7 @@ fn a_chat_tells_every_token_with_its_bytes_whole_and_streamed() {
         .flatten()
         .collect();
     assert_eq!(&printed, content);
-    let plain = given(&cluster, CHAT, &json!({"messages": messages, "max_tokens": 12}));
+    let plain = answered(&cluster, CHAT, &json!({"messages": messages, "max_tokens": 12}));
     assert_eq!((&plain["choices"][0]["logprobs"], &plain["choices"][0]["message"]), (&Value::Null, &choice["message"]));
     let (status, refused) =
         send(&cluster, ("POST", "/v1/completions"), &[JSON], &json!({"prompt": "a b", "logprobs": 6}).to_string());

@@ -56,6 +56,22 @@ pub fn send(cluster: &Cluster, (method, path): (&str, &str), headers: &[(&str, &
 
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
+/// The answer to a request that is to succeed.
+pub fn answered(cluster: &Cluster, path: &str, body: &Value) -> Value {
+    let (status, answer) = send(cluster, ("POST", path), &[JSON], &body.to_string());
+    assert_eq!(status, 200, "{body}: {answer}");
+    answer
+}
+
+/// What stands behind `data:` of a stream's events.
+pub fn streamed(cluster: &Cluster, path: &str, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let Value::String(text) = answered(cluster, path, &body) else { panic!("no stream") };
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    events.map(|data| serde_json::from_str(data).expect("JSON")).collect()
+}
+
 fn ask(cluster: &Cluster, body: &Value) -> (u16, Value) {
     send(cluster, ("POST", CHAT), &[JSON], &body.to_string())
 }

@@ -345,21 +345,7 @@ fn a_node_speaks_for_its_own_hosts_and_a_host_for_its_own_work() {
         let mut line = Line::to(&transport, supervisor(&cluster)).await;
         line.say(HostMessage::Hello(hello("far", HostRole::Node)).frame()).await;
         assert!(matches!(line.reported().await, Ok(HostCommand::Welcome { .. })));
-        let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
-        let (context, block, digest, cached) = (1, 0, 0, false);
-        let encoded = Encoded {
-            context,
-            block,
-            kept_tokens,
-            kv_bytes,
-            seconds,
-            computing_s: seconds,
-            operations: 0,
-            pairs,
-            exchange_bytes,
-            digest,
-            cached,
-        };
+        let encoded = Encoded { context: 1, kept_tokens: 1, kv_bytes: 1, ..Encoded::default() };
         line.say(HostMessage::Encoded(encoded).frame()).await;
         let words = line.end().await;
         assert!(words.contains("a node may not do Encoded"), "{words}");

@@ -339,24 +339,7 @@ fn message(act: Action) -> Option<HostMessage> {
         Action::Links => HostMessage::Links(LinkReport::default()),
         Action::Measured => HostMessage::Measured { links: Vec::new() },
         Action::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
-        Action::Encoded => {
-            let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
-            let (context, block, digest, cached) = (1, 0, 0, false);
-            let printed = Encoded {
-                context,
-                block,
-                kept_tokens,
-                kv_bytes,
-                seconds,
-                computing_s: seconds,
-                operations: 0,
-                pairs,
-                exchange_bytes,
-                digest,
-                cached,
-            };
-            HostMessage::Encoded(printed)
-        }
+        Action::Encoded => HostMessage::Encoded(Encoded { context: 1, kept_tokens: 1, ..Encoded::default() }),
         Action::NotEncoded => {
             let (code, message) = (text(), text());
             HostMessage::NotEncoded { context: 1, attempt: 1, peer_lost: false, code, message }

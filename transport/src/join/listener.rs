@@ -37,7 +37,7 @@ const REFUSED: VarInt = VarInt::from_u32(1);
 
 /// What the caller of a [`JoinListener`] knows, decides and keeps. Every method may be called from any thread, and may
 /// block for as long as a file takes.
-pub trait JoinDesk: Send + Sync + 'static {
+pub trait JoinRules: Send + Sync + 'static {
     /// The time by which tokens expire and certificates begin.
     fn now(&self) -> SystemTime;
     /// As what `node` may have a certificate for `host`; none when it may not.
@@ -103,16 +103,16 @@ pub struct JoinListener {
 
 impl JoinListener {
     /// Listens, knowing `tokens`. Must be called within a tokio runtime, which then drives the socket.
-    pub fn bind(config: JoinConfig, tokens: Vec<TokenRecord>, desk: Arc<dyn JoinDesk>) -> Result<Self, JoinError> {
+    pub fn bind(config: JoinConfig, tokens: Vec<TokenRecord>, rules: Arc<dyn JoinRules>) -> Result<Self, JoinError> {
         let JoinConfig { listen, authority, lifetime, time_limit } = config;
-        let identity = authority.issue_to_join_listener(Validity::starting(desk.now(), OWN_LIFETIME))?;
+        let identity = authority.issue_to_join_listener(Validity::starting(rules.now(), OWN_LIFETIME))?;
         let mut server = ServerConfig::with_crypto(tls::server(&identity, authority.certificate())?);
         admission::bound_waiting(&mut server).transport_config(Arc::new(transport(time_limit))).migration(false);
         let failed = |error: std::io::Error| JoinError::Bind { address: listen, cause: error.to_string() };
         let endpoint = Endpoint::server(server, listen).map_err(failed)?;
         let address = endpoint.local_addr().map_err(failed)?;
         let book = Mutex::new(TokenBook { records: tokens });
-        let counter = Arc::new(Counter { authority, lifetime, book, desk });
+        let counter = Arc::new(Counter { authority, lifetime, book, rules });
         tokio::spawn(listen_on(endpoint.clone(), counter.clone(), time_limit));
         Ok(Self { endpoint, address, counter })
     }
@@ -125,7 +125,7 @@ impl JoinListener {
     /// A new token, good for `lifetime`, for a node or for any. It is stored before this returns.
     pub fn create_token(&self, node: Option<&str>, lifetime: Duration) -> Result<JoinToken, JoinError> {
         let token = JoinToken::create(self.counter.authority.certificate())?;
-        let record = token.record(self.counter.desk.now() + lifetime);
+        let record = token.record(self.counter.rules.now() + lifetime);
         self.add(TokenRecord { node: node.map(str::to_owned), ..record })?;
         Ok(token)
     }
@@ -133,9 +133,9 @@ impl JoinListener {
     /// From now on knows a token that was made elsewhere, and forgets those that are long too old.
     pub fn add(&self, token: TokenRecord) -> Result<(), JoinError> {
         let mut book = lock(&self.counter.book);
-        book.forget(self.counter.desk.now(), JOIN_MEMORY);
+        book.forget(self.counter.rules.now(), JOIN_MEMORY);
         book.records.push(token);
-        let stored = self.counter.desk.store(&book.records);
+        let stored = self.counter.rules.store(&book.records);
         stored.inspect_err(|_| drop(book.records.pop())).map_err(|cause| JoinError::Store { cause })
     }
 
@@ -250,7 +250,7 @@ struct Counter {
     authority: CertificateAuthority,
     lifetime: Duration,
     book: Mutex<TokenBook>,
-    desk: Arc<dyn JoinDesk>,
+    rules: Arc<dyn JoinRules>,
 }
 
 impl Counter {
@@ -274,7 +274,7 @@ impl Counter {
         request: &RenewRequest,
         from: IpAddr,
     ) -> Result<JoinAnswer, Refusal> {
-        if member.cluster != self.authority.cluster_name() || !self.desk.may_renew(member) {
+        if member.cluster != self.authority.cluster_name() || !self.rules.may_renew(member) {
             return Err(Refusal::NotANode { member: member.to_string() });
         }
         self.check((&member.name, Some(serial)), &request.hosts, from)?;
@@ -290,11 +290,11 @@ impl Counter {
     /// Holds the book throughout, so that of two nodes with one token one gets certificates.
     fn issue(&self, request: &JoinRequest, from: IpAddr) -> Result<JoinAnswer, Refusal> {
         let mut book = lock(&self.book);
-        let token = book.find((&request.secret, &request.node), self.desk.now())?;
+        let token = book.find((&request.secret, &request.node), self.rules.now())?;
         let certificates = self.certify(&request.node, &request.hosts)?;
         self.check((&request.node, None), &request.hosts, from)?;
         book.records[token].spent_by = Some(request.node.clone());
-        if let Err(cause) = self.desk.store(&book.records) {
+        if let Err(cause) = self.rules.store(&book.records) {
             book.records[token].spent_by = None;
             return Err(Refusal::Unavailable { cause });
         }
@@ -302,19 +302,19 @@ impl Counter {
         Ok(self.giving(certificates))
     }
 
-    /// Asks the desk what stands against it.
+    /// Asks the rules what stands against it.
     fn check(&self, (node, serial): (&str, Option<&str>), hosts: &[WantedHost], from: IpAddr) -> Result<(), Refusal> {
         let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-        let objection = self.desk.objection(&Asked { node, from, names: &names, serial });
+        let objection = self.rules.objection(&Asked { node, from, names: &names, serial });
         objection.map_or(Ok(()), |cause| Err(Refusal::NotYours { cause }))
     }
 
     fn note(&self, certificates: &[String]) -> Result<(), Refusal> {
-        self.desk.issued(certificates).map_err(|cause| Refusal::Unavailable { cause })
+        self.rules.issued(certificates).map_err(|cause| Refusal::Unavailable { cause })
     }
 
     fn giving(&self, certificates: Vec<String>) -> JoinAnswer {
-        JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates, revoked: self.desk.revoked() }
+        JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates, revoked: self.rules.revoked() }
     }
 
     /// A certificate for each of `hosts` if `node` may have them all.
@@ -324,11 +324,11 @@ impl Counter {
             return Err(Refusal::Request { cause: format!("{asked} hosts, expected 1 to {MAX_JOIN_HOSTS}") });
         }
         let role = |host: &WantedHost| {
-            let role = self.desk.role(node, &host.name);
+            let role = self.rules.role(node, &host.name);
             role.ok_or_else(|| Refusal::HostNotAllowed { host: host.name.clone() })
         };
         let roles = hosts.iter().map(role).collect::<Result<Vec<_>, _>>()?;
-        let validity = Validity::starting(self.desk.now(), self.lifetime);
+        let validity = Validity::starting(self.rules.now(), self.lifetime);
         let certify = |(host, role): (&WantedHost, MemberRole)| {
             self.authority.certify((role, &host.name), &host.public_key, validity)
         };

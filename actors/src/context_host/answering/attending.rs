@@ -153,7 +153,7 @@ pub fn attend<B: Backend>(
     let (backend, heads) = (decoder.backend(), decoder.config().heads);
     let q = asked.on_device(backend, [all, heads.query * heads.dim])?;
     let (parts, asks, groups) = asks_of(decoder, found, layer);
-    Ok((parts, backend.download(&backend.attend_rows(heads, &q, (&asks, &groups))?)?))
+    Ok((parts, backend.attend_packed(heads, &q, (&asks, &groups))?))
 }
 
 /// How each part is answered, and what is asked of the device for it: the shards of each group, one group after the other.

@@ -11,8 +11,8 @@ use crate::{
     context_host::{
         answering::{
             attending,
-            desk::QueryService,
             queries::{self, Queries},
+            query_service::QueryService,
         },
         error::{ChannelError, Refusal},
         parcels::moving,

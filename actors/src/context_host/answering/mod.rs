@@ -2,6 +2,6 @@
 
 pub mod attending;
 pub mod channels;
-pub mod desk;
 pub mod queries;
+pub mod query_service;
 pub mod relay;

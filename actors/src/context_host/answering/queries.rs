@@ -18,7 +18,7 @@ use crate::{
             attending::{
                 Attached, AttendedPart, Grouped, QueryHead, Rows, answer, answer_when_there_is_room, cost, refusal,
             },
-            desk::QueryService,
+            query_service::QueryService,
             relay::{AttachmentContext, Query, RelayTask, Replies},
         },
         error::{ChannelError, Refusal},
@@ -97,7 +97,7 @@ impl<B: Backend> Queries<'_, B> {
         }
     }
 
-    /// Whoever asks for what is not here, or may not, hears so before the first query, too.
+    /// Whoever asks for what is not here, or may not, is refused before the first query, too.
     async fn attach(&mut self, attach: Attach) -> Result<(), ChannelError> {
         let Attach { attachment, hands_over, .. } = attach;
         match self.attachable(&attach) {

@@ -57,7 +57,7 @@ struct ParcelSlots {
 
 impl ParcelInbox {
     /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here. Whoever waits for what
-    /// a broken channel would have brought hears so.
+    /// a broken channel would have brought is answered with that.
     pub async fn take_in(
         &self,
         attempt: Attempt,

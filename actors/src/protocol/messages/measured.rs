@@ -4,7 +4,7 @@ use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// One encoded shard.
-#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Encoded {
     /// Context.
     pub context: u64,

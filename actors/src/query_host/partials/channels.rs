@@ -19,7 +19,7 @@ use crate::{
     query_host::arrival::Arrival,
 };
 
-/// Frames of one line that nobody has heard yet; more stay with the host that sends them.
+/// Frames of one line that nobody has received yet; more stay with the host that sends them.
 const UNHEARD: usize = 64;
 
 /// Why a line ended before it was of no use any more.

@@ -1,16 +1,16 @@
-//! Which host gets which shard of a plan, or why none can. A pure function of what it is told; it moves nothing.
+//! Which host gets which shard of a plan, or why none can. A pure function of its arguments; it moves nothing.
 
 mod candidate;
 mod equals;
-mod floor;
+mod host_order;
 #[cfg(test)]
-mod obvious;
+mod reference;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use candidate::{Candidate, Demand};
 pub use equals::{MixedNumerics, place_among_equals};
-use floor::{HostOrder, deal_tightly};
+use host_order::{HostOrder, deal_tightly};
 
 use crate::{api::PlacementPolicy, error::PlacementRefusal};
 
@@ -32,8 +32,8 @@ pub fn place(
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
-    let floor = HostOrder::new(&matching, policy.arrangement, demands);
-    floor.deal_groups(demands).or_else(|| deal_tightly(&matching, demands)).ok_or_else(|| {
+    let order = HostOrder::new(&matching, policy.arrangement, demands);
+    order.deal_groups(demands).or_else(|| deal_tightly(&matching, demands)).ok_or_else(|| {
         PlacementRefusal::NotEnoughMemory {
             shards,
             needed: demands.iter().fold(0, |sum, demand| sum.saturating_add(demand.kv_bytes)),
@@ -110,8 +110,8 @@ mod tests {
 
     /// The same by looking at every host for every shard.
     fn looked_up(hosts: &[Host], demands: &[Demand], arrangement: Arrangement) -> Option<Vec<usize>> {
-        let floor = obvious::ReferenceHostOrder::new(candidates(hosts), arrangement);
-        floor.clone().deal_groups(demands).or_else(|| floor.deal_tightly(demands))
+        let order = reference::ReferenceHostOrder::new(candidates(hosts), arrangement);
+        order.clone().deal_groups(demands).or_else(|| order.deal_tightly(demands))
     }
 
     /// One shard for each logical host.

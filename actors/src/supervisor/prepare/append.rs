@@ -9,7 +9,7 @@ use crate::{
         config::ContextHosts,
         tables::prepared::{
             PreparedContext,
-            asked::AskedSession,
+            asked_session::AskedSession,
             text::{Answered, Continuation, KeptTurn},
         },
     },

@@ -30,7 +30,7 @@ use crate::{
         config::ContextHosts,
         tables::{
             job::{PreparedJob, Question, Source},
-            prepared::{KV_BLOCK, PreparedContext, asked::AskedSession, refresh_choice::RefreshChoice},
+            prepared::{KV_BLOCK, PreparedContext, asked_session::AskedSession, refresh_choice::RefreshChoice},
         },
     },
 };

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{JobRequest, Prompt},
-        supervisor::{config::ContextHosts, tables::prepared::asked::AskedSession},
+        supervisor::{config::ContextHosts, tables::prepared::asked_session::AskedSession},
     };
 
     const ROPE_TEST_HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };

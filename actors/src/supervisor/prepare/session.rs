@@ -10,7 +10,7 @@ use crate::{
     api::Prompt,
     error::JobError,
     supervisor::tables::prepared::{
-        asked::AskedSession,
+        asked_session::AskedSession,
         text::{Continuation, SessionText},
     },
 };

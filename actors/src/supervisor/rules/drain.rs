@@ -88,7 +88,7 @@ impl Draining<'_> {
         if drain.leaving == Leaving::Drains {
             let mut departures = Departures { loss: self.loss.reborrow() };
             let record = departures.loss.hosts.at(host);
-            // Whoever asked what has moved away from it has heard so.
+            // Whoever asked what has moved away from it was answered so.
             let settled = record.moved_away.is_empty() && (empty || departures.is_idle(host));
             if settled || drain.is_over(departures.loss.now) {
                 departures.depart(host);
@@ -142,7 +142,7 @@ impl Draining<'_> {
         self.loss.orders().encode(orders);
     }
 
-    /// A shard is where it moved to: whoever asks it hears so, and its old host soon forgets it.
+    /// A shard is where it moved to: whoever asks it is answered so, and its old host soon forgets it.
     pub fn moved(&mut self, host: usize, encoded: Encoded) {
         let (number, block, addresses) = (encoded.context, encoded.block as usize, self.loss.hosts.addresses());
         let Some(mut context) = self.loss.contexts.get_mut(number) else { return };

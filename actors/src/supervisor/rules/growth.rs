@@ -70,7 +70,7 @@ impl SessionGrowth<'_> {
 }
 
 /// Notes again what growing sessions have twice, and what they have grown out of, of contexts that the journal has.
-pub fn lend_again(sessions: &mut Sessions, contexts: &mut Contexts) {
+pub fn share_again(sessions: &mut Sessions, contexts: &mut Contexts) {
     for number in contexts.numbers() {
         let ContextOwner::Session(name) = &contexts[number].owner else { continue };
         let Some(session) = sessions.get(name) else { continue };

@@ -105,8 +105,8 @@ impl Joining<'_> {
         self.loss.out.push(reply(welcome(incarnation)));
         self.take_stock(host, (contexts, jobs));
         if told_to_end {
-            // Its connection ended before it heard so.
-            Departures { loss: self.loss.reborrow() }.tell(host);
+            // Its connection ended before it received that.
+            Departures { loss: self.loss.reborrow() }.order_to_end(host);
         }
     }
 

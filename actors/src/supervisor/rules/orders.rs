@@ -1,4 +1,4 @@
-//! What hosts are told to do: shards to encode, with the ids that they lack, and jobs to generate. Chooses no host.
+//! The orders to hosts: shards to encode, with the ids that they lack, and jobs to generate. Chooses no host.
 
 use std::collections::BTreeMap;
 

@@ -51,7 +51,7 @@ pub struct HostLoss<'a> {
 }
 
 impl HostLoss<'_> {
-    /// What hosts are told.
+    /// Orders to hosts.
     pub fn orders(&mut self) -> Orders<'_> {
         Orders { hosts: self.hosts, contexts: self.contexts, jobs: self.jobs, out: self.out }
     }

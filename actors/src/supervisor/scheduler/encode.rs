@@ -61,7 +61,7 @@ impl EncodeScheduler<'_> {
             None => context.places()[*block]
                 .host
                 .or(context.migration_targets().get(block).copied())
-                .expect("it has a home or an heir"),
+                .expect("it has a home or a migration target"),
         };
         let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
         let lost = unassigned.len() + inherited.len();

@@ -42,7 +42,7 @@ use crate::{
         state::SupervisorState,
         tables::{
             job::{PreparedJob, Source},
-            prepared::asked::AskedSession,
+            prepared::asked_session::AskedSession,
         },
     },
 };
@@ -69,7 +69,7 @@ pub struct Supervisor {
     method: MethodConfig,
     context_hosts: ContextHosts,
     writing: Arc<AtomicBool>,
-    desk: SharedCapacity,
+    preparing: SharedCapacity,
     watchdog: Arc<Watchdog>,
     admission_gate: AdmissionGate,
 }
@@ -89,14 +89,14 @@ impl Supervisor {
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        let desk = SharedCapacity::new(PREPARED_AT_ONCE);
+        let preparing = SharedCapacity::new(PREPARED_AT_ONCE);
         Ok(Self {
             actor,
             model,
             method,
             context_hosts,
             writing,
-            desk,
+            preparing,
             watchdog,
             admission_gate: AdmissionGate::default(),
         })
@@ -144,7 +144,7 @@ impl Supervisor {
         self.take(request, false).await
     }
 
-    /// The same for the cluster's own test, which decides on the gate.
+    /// The same for the cluster's own test, which decides on admission.
     pub async fn submit_canary(&self, request: JobRequest) -> Result<String, JobError> {
         self.take(request, true).await
     }
@@ -236,10 +236,10 @@ impl Supervisor {
         holder: &Holder,
         work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
     ) -> Result<T, JobError> {
-        let seat = timeout(PREPARED_WITHIN, self.desk.take(holder, 1)).await.map_err(|_| JobError::Busy)?;
-        // The seat goes with the work, whether anybody waits for it or not.
+        let place = timeout(PREPARED_WITHIN, self.preparing.take(holder, 1)).await.map_err(|_| JobError::Busy)?;
+        // Its place goes with the work, whether anybody waits for it or not.
         let done = machine::spawn(move || {
-            let _seat = seat;
+            let _place = place;
             work()
         });
         done.await.map_err(|panic| JobError::Internal { cause: panic.to_string() })?

@@ -1,4 +1,4 @@
-//! The latest news of the cluster, once, for all who listen: each reads at its own pace from the same list, which is bounded.
+//! The latest events of the cluster, once, for all who listen: each reads at its own pace from the same list, which is bounded.
 //! Who reads more slowly than it moves on hears that something is missing. Decides nothing.
 
 use std::{
@@ -14,7 +14,7 @@ use crate::cluster_event::{ClusterEvent, ClusterEventKind, EventId};
 /// Events that are kept.
 const KEPT_EVENTS: usize = 1024;
 
-/// What happened lately; dropped, its listeners hear that nothing more comes.
+/// What happened lately; dropped, its listeners receive the end.
 #[derive(Debug)]
 pub struct Events {
     kept: Arc<Mutex<Kept>>,
@@ -35,7 +35,7 @@ struct Kept {
 pub struct EventListener {
     kept: Arc<Mutex<Kept>>,
     update: watch::Receiver<()>,
-    /// Number of the event that it hears next.
+    /// Number of the event that it receives next.
     next: u64,
     /// Whether what it asked for is not there.
     missed: bool,

@@ -1,4 +1,4 @@
-//! What one job says, once, for all who listen: each reads at its own pace from the same list, so that a slow reader holds up
+//! The events of one job, once, for all who listen: each reads at its own pace from the same list, so that a slow reader holds up
 //! nobody and nothing is queued for it. Decides nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::api::{HostProgress, JobEvent, JobPhase, JobStatus};
 
-/// What a job says; dropped, its listeners hear that nothing more comes.
+/// What happens to a job; dropped, its listeners receive the end.
 #[derive(Debug)]
 pub struct Feed {
     stated: Arc<Mutex<FeedState>>,
@@ -31,9 +31,9 @@ pub struct Listener {
     update: watch::Receiver<()>,
     /// The phase that the job is in, said first.
     phase: Option<JobPhase>,
-    /// Events that were heard or passed over.
+    /// Events that were received or passed over.
     next: usize,
-    /// Events that were said before it listened: of these it hears tokens alone.
+    /// Events from before it listened: of these it receives tokens alone.
     earlier: usize,
     progress: u64,
     ended: bool,
@@ -55,7 +55,7 @@ impl Feed {
             JobEvent::Progress { hosts } => stated.progress = (stated.progress.0 + 1, hosts),
             JobEvent::Finished { status } => stated.ended = Some(status),
             event => {
-                // How far phase 1 was is no news any more.
+                // How far phase 1 was is of no use any more.
                 stated.progress.1.clear();
                 stated.events.push(event);
             }

@@ -16,7 +16,7 @@ use crate::{
         tables::{
             context::Context,
             job::{Outcome, PreparedJob},
-            prepared::{PreparedContext, asked::AskedSession, text::Answered},
+            prepared::{PreparedContext, asked_session::AskedSession, text::Answered},
             sessions::Session,
         },
     },

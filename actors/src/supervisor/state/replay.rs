@@ -12,7 +12,7 @@ use crate::{
         journal::record::{
             self, ClusterEntry, ContextEntry, JobEntry, PLACES, PlacesEntry, check_ids, parse, read, read_ids,
         },
-        rules::growth::lend_again,
+        rules::growth::share_again,
         tables::{
             context::{Context, Phase, Placed, ShardLocation},
             hosts::KeptHost,
@@ -73,7 +73,7 @@ impl SupervisorState {
             }
             state.contexts.insert(context);
         }
-        lend_again(&mut state.sessions, &mut state.contexts);
+        share_again(&mut state.sessions, &mut state.contexts);
         for mut job in jobs {
             if !job.has_ended() && state.contexts.get(job.context).is_some_and(Context::is_placed) {
                 job.enter(now, JobPhase::Encoding);

@@ -83,7 +83,7 @@ impl SupervisorState {
         Ok(self.listed_jobs(filter)?.into_iter().filter_map(|number| self.job_status(now, number)).collect())
     }
 
-    /// From now on somebody wants to hear how a job goes on, or nobody does any more.
+    /// From now on somebody listens to a job's events, or nobody does any more.
     pub fn set_watched(&mut self, number: u64, watched: bool) {
         if let Some(mut job) = self.jobs.open_mut(number) {
             job.watched = watched;

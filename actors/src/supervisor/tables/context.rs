@@ -184,7 +184,7 @@ pub struct Context {
     pub phase: Phase,
 }
 
-/// Heirs of a context whose turn has not come.
+/// Migration targets of a context whose turn has not come.
 static NO_HEIRS: BTreeMap<usize, usize> = BTreeMap::new();
 
 impl Context {

@@ -1,11 +1,11 @@
 //! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
 pub mod accusations;
-pub mod given;
 pub mod host_report;
 mod judge;
 pub mod pace;
 pub mod presence;
+pub mod sent_tokens;
 mod slow;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -14,10 +14,10 @@ use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
 use accusations::AccusationRecord;
-use given::SentTokens;
 use host_report::{Address, HostReport};
 use judge::LivenessJudge;
 use pace::Pace;
+use sent_tokens::SentTokens;
 
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
@@ -179,7 +179,7 @@ impl HostRecord {
         }
     }
 
-    /// Time since it was last heard.
+    /// Time since its last message.
     pub fn silence(&self, now: Duration) -> Duration {
         now.saturating_sub(self.last_heard)
     }

@@ -210,7 +210,7 @@ pub struct Job {
     pub numerics: Option<String>,
     /// Since when its context is ready, if it is.
     pub ready_since: Option<Duration>,
-    /// Whether somebody wants to hear how it goes on.
+    /// Whether somebody listens to its events.
     pub watched: bool,
     /// When it was submitted and entered each phase.
     pub clock: PhaseTimes,
@@ -317,7 +317,7 @@ impl Job {
         self.clock.ended.is_some()
     }
 
-    /// Moves on. Whether that is news.
+    /// Moves on. Whether that is a change.
     pub fn enter(&mut self, now: Duration, phase: JobPhase) -> bool {
         self.progress.state = JobState::Running;
         let clock = match phase {

@@ -1,6 +1,6 @@
 //! A context planned: what of it never changes, and what it weighs. Knows no host.
 
-pub mod asked;
+pub mod asked_session;
 pub mod refresh_choice;
 pub mod text;
 

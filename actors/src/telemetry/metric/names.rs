@@ -84,7 +84,7 @@ names! {
     HOST_SLOWDOWN = "host_slowdown_ratio";
     /// 1 while a host is ready.
     HOST_UP = "host_up";
-    /// Seconds since a host was last heard.
+    /// Seconds since a host's last message.
     HOST_HEARTBEAT_AGE = "host_heartbeat_age_seconds";
     /// Seconds of silence after which a host is declared dead.
     HOST_DEAD_AFTER = "host_dead_after_seconds";

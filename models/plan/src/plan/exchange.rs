@@ -76,7 +76,7 @@ impl Passing {
     }
 
     /// Tokens that `shard` passes on.
-    pub fn given(&self, shard: &Shard) -> usize {
+    pub fn passed_tokens(&self, shard: &Shard) -> usize {
         self.tokens.min(shard.rows() - self.first_row(shard))
     }
 

@@ -102,7 +102,9 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
                 cors::answer_cors(origins.clone(), request, next)
             }))
-            .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| say_kept(keeps.clone(), request, next)))
+            .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
+                announce_kept(keeps.clone(), request, next)
+            }))
             // Outermost, as it looks at the end of the answer that is sent.
             .wrap(from_fn(pace::keep))
     };
@@ -127,7 +129,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerS
 }
 
 /// Says how long a connection is kept, and gives one of HTTP/1.0, which knows no chunks, an answer that ends with it.
-async fn say_kept(
+async fn announce_kept(
     keeps: HeaderValue,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,

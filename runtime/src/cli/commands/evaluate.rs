@@ -51,13 +51,13 @@ pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
         }
         Some(EvalVerb::Report(args)) => report(globals, args),
         Some(EvalVerb::Make(args)) => make(globals, args),
-        None => ask(globals, &args.run, || Questions::given(&args.files, args.limit, args.run.max_tokens)),
+        None => ask(globals, &args.run, || Questions::of_files(&args.files, args.limit, args.run.max_tokens)),
     }
 }
 
 fn make(globals: &Globals, args: &MakeArgs) -> Result<Exit, CliError> {
     let tasks = match args.task.as_str() {
-        "all" => Task::all().to_vec(),
+        "all" => Task::all().collect(),
         name => vec![name.parse::<Task>().map_err(refusal)?],
     };
     let text = args.text.as_ref().map(eval::read_haystack).transpose().map_err(refusal)?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Number;
 
 use super::{
-    given::{BENCHMARK_ANSWER_TOKENS, OneOrMany, PublishedQuestion},
+    question::{BENCHMARK_ANSWER_TOKENS, OneOrMany, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 
 use super::{
-    given::{BENCHMARK_ANSWER_TOKENS, PublishedQuestion},
+    question::{BENCHMARK_ANSWER_TOKENS, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;

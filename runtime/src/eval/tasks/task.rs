@@ -80,6 +80,7 @@ pub enum Task {
 }
 
 /// How a record of a task is drawn.
+#[derive(Clone, Copy)]
 enum Family {
     Needle(Needles),
     Variable,
@@ -90,45 +91,55 @@ enum Family {
     Natural(Natural),
 }
 
+/// One number for one word in prose.
+const ONE: Needles =
+    Needles { hay: Hay::Prose, key: NeedleKind::Words, value: NeedleKind::Number, keys: 1, values: 1, queries: 1 };
+
+/// Every task, in the order of the benchmarks, with the benchmark's name for it.
+const TASKS: &[(Task, &str, Family)] = &[
+    (Task::NiahSingle1, "niah_single_1", Family::Needle(Needles { hay: Hay::Noise, ..ONE })),
+    (Task::NiahSingle2, "niah_single_2", Family::Needle(ONE)),
+    (Task::NiahSingle3, "niah_single_3", Family::Needle(Needles { value: NeedleKind::Uuid, ..ONE })),
+    (Task::NiahMultikey1, "niah_multikey_1", Family::Needle(Needles { keys: 4, ..ONE })),
+    (Task::NiahMultikey2, "niah_multikey_2", Family::Needle(Needles { hay: Hay::Needles, ..ONE })),
+    (
+        Task::NiahMultikey3,
+        "niah_multikey_3",
+        Family::Needle(Needles { hay: Hay::Needles, key: NeedleKind::Uuid, value: NeedleKind::Uuid, ..ONE }),
+    ),
+    (Task::NiahMultivalue, "niah_multivalue", Family::Needle(Needles { values: 4, ..ONE })),
+    (Task::NiahMultiquery, "niah_multiquery", Family::Needle(Needles { keys: 4, queries: 4, ..ONE })),
+    (Task::Vt, "vt", Family::Variable),
+    (Task::Cwe, "cwe", Family::Common),
+    (Task::Fwe, "fwe", Family::Frequency),
+    (Task::Qa1, "qa1", Family::Babi(Story::Person)),
+    (Task::Qa2, "qa2", Family::Babi(Story::Object)),
+    (Task::Qa3, "qa3", Family::Babi(Story::Before)),
+    (Task::Qa4, "qa4", Family::Babi(Story::Direction)),
+    (Task::Qa5, "qa5", Family::Babi(Story::Gift)),
+    (Task::Passkey, "passkey", Family::Retrieval(Retrieval::Passkey)),
+    (Task::Number, "number", Family::Retrieval(Retrieval::Number)),
+    (Task::Kv, "kv", Family::Retrieval(Retrieval::KeyValue)),
+    (Task::MathFind, "math_find", Family::Retrieval(Retrieval::Rank)),
+    (Task::Lex, "lex", Family::Natural(Natural::Lexical)),
+    (Task::Para, "para", Family::Natural(Natural::Paraphrase)),
+    (Task::Hop2, "hop2", Family::Natural(Natural::TwoHops)),
+    (Task::Para2, "para2", Family::Natural(Natural::TwoParaphrases)),
+    (Task::List3, "list3", Family::Natural(Natural::Three)),
+    (Task::Next, "next", Family::Natural(Natural::Next)),
+    (Task::First, "first", Family::Natural(Natural::First)),
+    (Task::Code, "code", Family::Natural(Natural::Code)),
+];
+
 impl Task {
     /// Every task, in the order of the benchmarks.
-    pub fn all() -> &'static [Self] {
-        use Task::*;
-        &[
-            NiahSingle1,
-            NiahSingle2,
-            NiahSingle3,
-            NiahMultikey1,
-            NiahMultikey2,
-            NiahMultikey3,
-            NiahMultivalue,
-            NiahMultiquery,
-            Vt,
-            Cwe,
-            Fwe,
-            Qa1,
-            Qa2,
-            Qa3,
-            Qa4,
-            Qa5,
-            Passkey,
-            Number,
-            Kv,
-            MathFind,
-            Lex,
-            Para,
-            Hop2,
-            Para2,
-            List3,
-            Next,
-            First,
-            Code,
-        ]
+    pub fn all() -> impl Iterator<Item = Self> {
+        TASKS.iter().map(|(task, ..)| *task)
     }
 
     /// The tasks of a suite: `ruler`, `babilong`, `infinitebench` or `real`.
     pub fn of_suite(suite: &str) -> Vec<Self> {
-        Self::all().iter().copied().filter(|task| task.suite() == suite).collect()
+        Self::all().filter(|task| task.suite() == suite).collect()
     }
 
     fn suite(self) -> &'static str {
@@ -158,36 +169,7 @@ impl Task {
 
     /// The benchmark's name for it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::NiahSingle1 => "niah_single_1",
-            Self::NiahSingle2 => "niah_single_2",
-            Self::NiahSingle3 => "niah_single_3",
-            Self::NiahMultikey1 => "niah_multikey_1",
-            Self::NiahMultikey2 => "niah_multikey_2",
-            Self::NiahMultikey3 => "niah_multikey_3",
-            Self::NiahMultivalue => "niah_multivalue",
-            Self::NiahMultiquery => "niah_multiquery",
-            Self::Vt => "vt",
-            Self::Cwe => "cwe",
-            Self::Fwe => "fwe",
-            Self::Qa1 => "qa1",
-            Self::Qa2 => "qa2",
-            Self::Qa3 => "qa3",
-            Self::Qa4 => "qa4",
-            Self::Qa5 => "qa5",
-            Self::Passkey => "passkey",
-            Self::Number => "number",
-            Self::Kv => "kv",
-            Self::MathFind => "math_find",
-            Self::Lex => "lex",
-            Self::Para => "para",
-            Self::Hop2 => "hop2",
-            Self::Para2 => "para2",
-            Self::List3 => "list3",
-            Self::Next => "next",
-            Self::First => "first",
-            Self::Code => "code",
-        }
+        TASKS[self as usize].1
     }
 
     /// Whether its facts hide in prose, which the caller may give.
@@ -201,46 +183,7 @@ impl Task {
     }
 
     fn family(self) -> Family {
-        let one = Needles {
-            hay: Hay::Prose,
-            key: NeedleKind::Words,
-            value: NeedleKind::Number,
-            keys: 1,
-            values: 1,
-            queries: 1,
-        };
-        match self {
-            Self::NiahSingle1 => Family::Needle(Needles { hay: Hay::Noise, ..one }),
-            Self::NiahSingle2 => Family::Needle(one),
-            Self::NiahSingle3 => Family::Needle(Needles { value: NeedleKind::Uuid, ..one }),
-            Self::NiahMultikey1 => Family::Needle(Needles { keys: 4, ..one }),
-            Self::NiahMultikey2 => Family::Needle(Needles { hay: Hay::Needles, ..one }),
-            Self::NiahMultikey3 => {
-                Family::Needle(Needles { hay: Hay::Needles, key: NeedleKind::Uuid, value: NeedleKind::Uuid, ..one })
-            }
-            Self::NiahMultivalue => Family::Needle(Needles { values: 4, ..one }),
-            Self::NiahMultiquery => Family::Needle(Needles { keys: 4, queries: 4, ..one }),
-            Self::Vt => Family::Variable,
-            Self::Cwe => Family::Common,
-            Self::Fwe => Family::Frequency,
-            Self::Qa1 => Family::Babi(Story::Person),
-            Self::Qa2 => Family::Babi(Story::Object),
-            Self::Qa3 => Family::Babi(Story::Before),
-            Self::Qa4 => Family::Babi(Story::Direction),
-            Self::Qa5 => Family::Babi(Story::Gift),
-            Self::Passkey => Family::Retrieval(Retrieval::Passkey),
-            Self::Number => Family::Retrieval(Retrieval::Number),
-            Self::Kv => Family::Retrieval(Retrieval::KeyValue),
-            Self::MathFind => Family::Retrieval(Retrieval::Rank),
-            Self::Lex => Family::Natural(Natural::Lexical),
-            Self::Para => Family::Natural(Natural::Paraphrase),
-            Self::Hop2 => Family::Natural(Natural::TwoHops),
-            Self::Para2 => Family::Natural(Natural::TwoParaphrases),
-            Self::List3 => Family::Natural(Natural::Three),
-            Self::Next => Family::Natural(Natural::Next),
-            Self::First => Family::Natural(Natural::First),
-            Self::Code => Family::Natural(Natural::Code),
-        }
+        TASKS[self as usize].2
     }
 }
 
@@ -254,8 +197,8 @@ impl FromStr for Task {
     type Err = EvalError;
 
     fn from_str(name: &str) -> Result<Self, EvalError> {
-        let names: Vec<&'static str> = Self::all().iter().map(|task| task.name()).collect();
-        let found = Self::all().iter().copied().find(|task| task.name() == name);
+        let names: Vec<&'static str> = Self::all().map(|task| task.name()).collect();
+        let found = Self::all().find(|task| task.name() == name);
         found.ok_or_else(|| EvalError::unknown_task(name, &names))
     }
 }
@@ -362,4 +305,15 @@ impl Recipe<'_> {
 /// Tells tasks of one seed apart (FNV-1a).
 pub(crate) fn stream(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_task_is_listed_at_its_place() {
+        assert!(TASKS.iter().enumerate().all(|(at, (task, ..))| *task as usize == at));
+        assert_eq!(TASKS.len(), Task::Code as usize + 1);
+    }
 }

@@ -155,7 +155,7 @@ impl Process {
 
 impl ChildReport {
     /// Completes when the child has reported; may be asked again when abandoned.
-    pub async fn given(&mut self) {
+    pub async fn acknowledged(&mut self) {
         self.line().await;
     }
 

@@ -15,7 +15,7 @@ use crate::{
             context::{Context, ContextOwner},
             prepared::{
                 PreparedContext,
-                asked::AskedSession,
+                asked_session::AskedSession,
                 text::{Answered, KeptTurn},
             },
             sessions::Session,

@@ -39,11 +39,11 @@ impl Departures<'_> {
     /// Takes away what a host still has, and tells it to end: for good where an operator gives it no work.
     pub fn depart(&mut self, host: usize) {
         self.loss.vacate(host, ("drained", "it was asked to end".into()));
-        self.tell(host);
+        self.order_to_end(host);
     }
 
     /// Tells a host to end, and notes that it was told.
-    pub fn tell(&mut self, host: usize) {
+    pub fn order_to_end(&mut self, host: usize) {
         let record = self.loss.hosts.at_mut(host);
         record.drain = Some(Drain { deadline: None, leaving: Leaving::Told });
         record.kept.ordered_to_end = true;

@@ -17,7 +17,7 @@ const LOADED_WITHIN: Duration = Duration::from_secs(60);
 pub const STARVED: Duration = Duration::from_secs(60);
 
 impl HostRecord {
-    /// Time since it was last heard or, while it could not speak for want of memory, since its node last saw that.
+    /// Time since its last message or, while it could not speak for want of memory, since its node last saw that.
     pub fn unexcused(&self, now: Duration) -> Duration {
         let silence = self.silence(now);
         match self.seen {
@@ -117,7 +117,7 @@ impl Hosts {
         }
     }
 
-    /// Notes a sign of life; of a suspect it is news.
+    /// Notes a sign of life; of a suspect it is an event.
     pub fn record_contact(&mut self, now: Duration, host: usize) -> Option<ClusterEventKind> {
         let record = &mut self.records[host];
         let silent_s = record.silence(now).as_secs_f64();
@@ -142,7 +142,7 @@ impl Hosts {
         suspect && !record.kept.ordered_to_end
     }
 
-    /// Time since a host was last heard.
+    /// Time since a host's last message.
     pub fn silence_of(&self, now: Duration, name: &str) -> Option<Duration> {
         self.by_name(name).map(|host| self.records[host].silence(now))
     }

@@ -29,23 +29,23 @@ impl Hosts {
         }
     }
 
-    /// Judges every host by what is known now; returns what is news.
+    /// Judges every host by what is known now; returns what has changed.
     pub fn judge_paces(&mut self, now: Duration) -> Vec<ClusterEventKind> {
         let found: Vec<Option<Slowness>> = (0..self.records.len()).map(|host| self.slow_at(now, host)).collect();
-        let mut news = Vec::new();
+        let mut events = Vec::new();
         for (record, slow) in self.records.iter_mut().zip(found) {
             let host = record.spec.name.clone();
             match (&record.pace.slow, &slow) {
                 (None, Some((kind, times, than))) => {
                     let (work, than, times) = (kind.to_string(), than.clone(), *times);
-                    news.push(ClusterEventKind::HostSlow { host, work, times, than });
+                    events.push(ClusterEventKind::HostSlow { host, work, times, than });
                 }
-                (Some(_), None) => news.push(ClusterEventKind::HostNoLongerSlow { host }),
+                (Some(_), None) => events.push(ClusterEventKind::HostNoLongerSlow { host }),
                 _ => {}
             }
             record.pace.slow = slow;
         }
-        news
+        events
     }
 
     /// The kind of work that a host is slowest at, if it is slow at any.
@@ -170,8 +170,8 @@ mod tests {
         let mut two = hosts(2);
         named(&mut two, 0..20, |at, _| if at == 1 { 4.0 } else { 0.3 }).expect("named");
         assert!(two.judge_paces(Duration::from_secs(200)).is_empty(), "it stays so for a while");
-        let news = two.judge_paces(Duration::from_secs(400));
-        assert_eq!(news, [ClusterEventKind::HostNoLongerSlow { host: "c1".into() }]);
+        let events = two.judge_paces(Duration::from_secs(400));
+        assert_eq!(events, [ClusterEventKind::HostNoLongerSlow { host: "c1".into() }]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `/api/v1/events`: what happens in the cluster, as server-sent events. Who was cut off goes on behind the last that it heard.
+//! `/api/v1/events`: what happens in the cluster, as server-sent events. Who was cut off goes on behind the last that it received.
 
 use std::{convert::Infallible, time::Duration};
 

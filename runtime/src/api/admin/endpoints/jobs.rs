@@ -128,7 +128,7 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// The same after it has entered a phase in which jobs wait.
 const JOBS_AT_ONCE: Duration = Duration::from_millis(50);
 
-/// A listener to a job, and what it has heard of its waiting.
+/// A listener to a job, and what it has received of its waiting.
 struct JobEventStream {
     source: Listener,
     supervisor: Supervisor,

@@ -41,7 +41,7 @@ const ROOM_WITHIN: Duration = Duration::from_secs(5);
 /// Longest wait for more of a body, and for all of it.
 const MORE_WITHIN: Duration = Duration::from_secs(10);
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How much of a refused body is thrown away, and how long, so that its sender hears why: who cannot send on looks for no answer.
+/// How much of a refused body is thrown away, and how long, so that its sender receives the reason: who cannot send on looks for no answer.
 const DRAINED_BYTES: usize = 256 << 20;
 const DRAINED_WITHIN: Duration = Duration::from_secs(3);
 const DRAINED_PAUSE: Duration = Duration::from_millis(250);

@@ -43,12 +43,12 @@ pub async fn give(
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
     // A prompt that is told again is kept meanwhile.
     let _kept = if shape.echo.is_some() { Some(share) } else { None };
-    let tells_prompt = shape.echo.is_some();
+    let echoes_prompt = shape.echo.is_some();
     let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model()).of_choice(0, shape);
     match streamed {
         Some(streamed) => {
             let (mut so_far, mut scored) = (None, 0);
-            if streamed.usage_so_far || tells_prompt {
+            if streamed.usage_so_far || echoes_prompt {
                 let status =
                     state.supervisor.status(&running.id).await.map_err(|error| refusal::of_job(error, text))?;
                 so_far = streamed.usage_so_far.then_some(status.context_tokens + status.query_tokens);

@@ -82,12 +82,12 @@ impl ChatVoice {
     /// What pieces of the answer say, and the tokens that they came of where it is told how likely those were.
     fn pieces(&mut self, pieces: Vec<AnswerPiece>, stated: &[TokenProbability<'_>]) -> Option<Bytes> {
         let (mut all, mut stated) = (Vec::new(), stated);
-        if self.head.tells_tokens() && !stated.is_empty() {
+        if self.head.has_tokens() && !stated.is_empty() {
             let text: String = pieces.iter().filter_map(AnswerPiece::text).collect();
             let delta = self.head.delta(&text, std::mem::take(&mut stated));
             all.extend_from_slice(&data(&self.counted(delta)));
         }
-        let told = self.head.tells_tokens() && !all.is_empty();
+        let told = self.head.has_tokens() && !all.is_empty();
         for piece in pieces.iter().filter(|piece| !(told && piece.text().is_some())) {
             let delta = match piece {
                 AnswerPiece::Text(text) => self.head.delta(text, &[]),
@@ -116,7 +116,7 @@ impl stream::StreamFormat for ChatVoice {
         let stated: Vec<_> = logprobs.map(|logprobs| (id, logprobs)).into_iter().collect();
         if self.prompt_left > 0 {
             self.prompt_left -= 1;
-            return self.head.tells_prompt().then(|| data(&self.head.delta("", &stated)));
+            return self.head.echoes_prompt().then(|| data(&self.head.delta("", &stated)));
         }
         self.generated += 1;
         self.told += text.len();

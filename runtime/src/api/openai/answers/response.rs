@@ -93,7 +93,7 @@ pub struct ResponseVoice {
     status: JobStatus,
     /// Bytes of text that went by.
     stated: u64,
-    /// What the client has heard already.
+    /// What the client has received already.
     after: Option<u64>,
 }
 
@@ -103,7 +103,7 @@ impl ResponseVoice {
         Self { status, stated: 0, after }
     }
 
-    /// An event of this number, unless it has been heard.
+    /// An event of this number, unless it has been received.
     fn event(&self, number: u64, kind: &str, mut body: Value) -> Option<Bytes> {
         if self.after.is_some_and(|after| number <= after) {
             return None;
@@ -223,7 +223,7 @@ mod tests {
         events.iter().map(one).collect()
     }
 
-    /// What a client hears behind `after`, of a job that says these tokens, or had said them.
+    /// What a client receives behind `after`, of a job that generates these tokens, or had generated them.
     fn heard(tokens: &[&str], after: Option<u64>) -> Vec<(u64, String, String)> {
         let mut voice = ResponseVoice::new(status("", "RUNNING"), after);
         let mut events = voice.opening();

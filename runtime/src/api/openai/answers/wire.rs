@@ -174,12 +174,12 @@ impl Head {
     }
 
     /// Whether tokens are told.
-    pub fn tells_tokens(&self) -> bool {
+    pub fn has_tokens(&self) -> bool {
         self.shape.logprobs.is_some()
     }
 
     /// Whether tokens of the prompt are told with those of the answer.
-    pub fn tells_prompt(&self) -> bool {
+    pub fn echoes_prompt(&self) -> bool {
         self.shape.logprobs.is_some() && self.shape.echo.as_ref().is_some_and(|echo| echo.text.is_some())
     }
 

@@ -81,7 +81,7 @@ pub fn backup(globals: &Globals, args: &BackupArgs) -> Result<Exit, CliError> {
     data_dir::look(&cluster.data_dir)?;
     let running = data_dir::running(&cluster.data_dir).is_some();
     // Held until all is read: nobody starts a supervisor meanwhile.
-    let seat = match running {
+    let held = match running {
         true => None,
         false => Some(data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?),
     };
@@ -100,7 +100,7 @@ pub fn backup(globals: &Globals, args: &BackupArgs) -> Result<Exit, CliError> {
         // What is left of it is written over by the next.
         let _ = fs::remove_file(&journal);
     }
-    drop(seat);
+    drop(held);
     let (files, size) = written.and_then(|done| fs::rename(&partial, &args.path).map(|()| done)).map_err(|error| {
         let _ = fs::remove_file(&partial);
         private::refused(&args.path, "write", &error)

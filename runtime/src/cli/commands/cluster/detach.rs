@@ -30,8 +30,8 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     // Refuses a second cluster on one data_dir here, where the person is, rather than in a log file.
-    for seat in [LockRole::Up, LockRole::Supervisor] {
-        drop(data_dir::lock(&cluster.data_dir, &cluster.name, seat)?);
+    for role in [LockRole::Up, LockRole::Supervisor] {
+        drop(data_dir::lock(&cluster.data_dir, &cluster.name, role)?);
     }
     if credentials::found(&cluster)? {
         let folder = members::ca_folder(&cluster);

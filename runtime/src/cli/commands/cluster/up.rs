@@ -40,10 +40,10 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     };
     logging::process(&log, globals)?;
     let file = StartFile::new(data_dir::start_file(&cluster.data_dir, LockRole::Up), &directory, text);
-    let seat = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Up)?;
+    let held = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Up)?;
     // A supervisor that somebody else started is not ours to keep.
     drop(data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?);
-    seat.publish_pid()?;
+    held.publish_pid()?;
     wiring::all_fit(&cluster, &local_hosts(&cluster))?;
     if credentials::found(&cluster)? {
         let folder = crate::certificates::members::ca_folder(&cluster);

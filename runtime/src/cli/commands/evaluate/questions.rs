@@ -177,7 +177,7 @@ impl Questions {
     }
 
     /// Those of files, as they are.
-    pub fn given(files: &[PathBuf], limit: Option<usize>, max_tokens: Option<Tokens>) -> Result<Self, CliError> {
+    pub fn of_files(files: &[PathBuf], limit: Option<usize>, max_tokens: Option<Tokens>) -> Result<Self, CliError> {
         let mut given = Vec::new();
         for file in files {
             given.extend(eval::read_questions(file).map_err(refusal)?);
@@ -233,7 +233,7 @@ impl Questions {
     pub fn make(&self, index: usize) -> Result<EvalQuestion, CliError> {
         let (place, kind) = &self.slots[index];
         let mut question = match (kind, &self.counter) {
-            (Kind::Given(at), _) => EvalQuestion::given(*place, self.given[*at].clone()),
+            (Kind::Given(at), _) => EvalQuestion::published(*place, self.given[*at].clone()),
             (_, None) => unreachable!("questions that are made come with a counter"),
             (kind, Some((counter, overhead))) => self.made(*place, kind, counter, *overhead).map_err(refusal)?,
         };
@@ -367,7 +367,7 @@ mod tests {
             };
             let path = folder.path().join("asked.jsonl");
             std::fs::write(&path, lines.iter().map(line).collect::<String>()).unwrap();
-            let questions = Questions::given(&[path], None, max_tokens.map(Tokens)).unwrap();
+            let questions = Questions::of_files(&[path], None, max_tokens.map(Tokens)).unwrap();
             let digests: Vec<_> = (0..questions.len()).map(|index| questions.key(index).question).collect();
             assert_eq!(questions.make(0).unwrap().digest, digests[0], "an answer has its question's");
             digests

@@ -113,7 +113,7 @@ struct EvalRun<'a> {
     in_flight: Mutex<Vec<String>>,
 }
 
-/// Asks all contenders all questions that are not answered yet; `answered` hears of each answer as it comes.
+/// Asks all contenders all questions that are not answered yet; `answered` is called with each answer as it comes.
 pub fn answer_all(
     globals: &Globals,
     asking: Asking<'_>,

@@ -124,10 +124,7 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
     for request in requests {
         let following = Following::submit(&client, request, |text| globals.note(text))?;
         interrupt.following(following.id());
-        let status = follow(following, globals, |text| match globals.format {
-            Format::Table => output::print_piece(text),
-            Format::Json | Format::Jsonl => Ok(()),
-        })?;
+        let status = follow(following, globals, |text| shown(globals, text))?;
         if interrupt.caught() {
             return Ok(Exit::Interrupted);
         }
@@ -148,6 +145,14 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
     statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success))
 }
 
+/// Prints an answer as it comes, where it is for people.
+fn shown(globals: &Globals, text: &str) -> Result<(), CliError> {
+    match globals.format {
+        Format::Table => output::print_piece(text),
+        Format::Json | Format::Jsonl => Ok(()),
+    }
+}
+
 /// Whether a request asks in words that no task of `eval` has.
 fn is_free(request: &JobRequest) -> bool {
     matches!(&request.query, Prompt::Text(query) if !eval::is_task_question(query))
@@ -159,10 +164,7 @@ pub fn watch(globals: &Globals, id: &str) -> Result<Exit, CliError> {
     let interrupt = Interrupt::listen(&client, false);
     let following = Following::of(&client, id, |text| globals.note(text))?;
     interrupt.following(id);
-    let status = follow(following, globals, |text| match globals.format {
-        Format::Table => output::print_piece(text),
-        Format::Json | Format::Jsonl => Ok(()),
-    })?;
+    let status = follow(following, globals, |text| shown(globals, text))?;
     if interrupt.caught() {
         return Ok(Exit::Interrupted);
     }

@@ -14,7 +14,7 @@ use crate::{
     globals::{Globals, printable},
 };
 
-/// Follows a job to its end; `token` hears of each piece of the answer.
+/// Follows a job to its end; `token` is called with each piece of the answer.
 pub fn follow(
     following: Following<'_>,
     globals: &Globals,
@@ -127,10 +127,10 @@ static LEFT: Mutex<String> = Mutex::new(String::new());
 pub fn leaves(what: &str) {
     static LISTENS: Once = Once::new();
     *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = printable(what).into_owned();
-    LISTENS.call_once(|| drop(std::thread::spawn(say_what_goes_on)));
+    LISTENS.call_once(|| drop(std::thread::spawn(report_what_goes_on)));
 }
 
-fn say_what_goes_on() {
+fn report_what_goes_on() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
         eprintln!("\n{}", LEFT.lock().unwrap_or_else(PoisonError::into_inner));

@@ -35,7 +35,7 @@ struct Class {
     unused: usize,
 }
 
-/// Where a host stands among those of its class; its index in the floor is last.
+/// Where a host stands among those of its class; its index among all hosts is last.
 type ClassPosition = (usize, usize, usize, usize);
 
 /// Where a host stands among all: rank, then as the arrangement has it.
@@ -64,24 +64,24 @@ impl<'a> HostOrder<'a> {
     pub(super) fn new(matching: &[Candidate<'a>], arrangement: Arrangement, demands: &[Demand]) -> Self {
         let least = demands.iter().map(|demand| demand.kv_bytes).min().unwrap_or(0);
         let (places, classes, nodes) = (Vec::with_capacity(matching.len()), Vec::new(), Vec::new());
-        let mut floor = Self { places, classes, nodes, heads: BTreeSet::new(), arrangement, least };
+        let mut order = Self { places, classes, nodes, heads: BTreeSet::new(), arrangement, least };
         let (mut by_node, mut by_class) = (BTreeMap::new(), BTreeMap::new());
         for &candidate in matching {
-            let node = *by_node.entry(candidate.node).or_insert(floor.nodes.len());
-            if node == floor.nodes.len() {
-                floor.nodes.push(Node::default());
+            let node = *by_node.entry(candidate.node).or_insert(order.nodes.len());
+            if node == order.nodes.len() {
+                order.nodes.push(Node::default());
             }
-            let class = *by_class.entry((node, candidate.rank)).or_insert(floor.classes.len());
-            if class == floor.classes.len() {
-                floor.classes.push(Class { rank: candidate.rank, node, ..Class::default() });
-                floor.nodes[node].classes.push(class);
+            let class = *by_class.entry((node, candidate.rank)).or_insert(order.classes.len());
+            if class == order.classes.len() {
+                order.classes.push(Class { rank: candidate.rank, node, ..Class::default() });
+                order.nodes[node].classes.push(class);
             }
-            floor.places.push(HostLoad { candidate, room: candidate.free_bytes, own: 0, class });
-            floor.classes[class].unused += 1;
-            floor.stand(floor.places.len() - 1);
+            order.places.push(HostLoad { candidate, room: candidate.free_bytes, own: 0, class });
+            order.classes[class].unused += 1;
+            order.stand(order.places.len() - 1);
         }
-        (0..floor.classes.len()).for_each(|class| floor.lead(class));
-        floor
+        (0..order.classes.len()).for_each(|class| order.lead(class));
+        order
     }
 
     /// Deals shards of one logical host together where they fit. None: some fit nowhere.
