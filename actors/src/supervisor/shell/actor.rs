@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -22,6 +22,7 @@ use crate::{
     capacity::{Holder, SharedCapacity},
     error::{HostError, JobError},
     machine,
+    messages::Settings,
     store::{Entry, StateStore},
     supervisor::{
         command::SupervisorEvent,
@@ -66,7 +67,7 @@ pub struct Supervisor {
     actor: ActorRef<SupervisorMessage>,
     model: Arc<ModelFront>,
     method: MethodConfig,
-    context_hosts: ContextHosts,
+    context_hosts: Arc<RwLock<ContextHosts>>,
     writing: Arc<AtomicBool>,
     desk: SharedCapacity,
     watchdog: Arc<Watchdog>,
@@ -82,8 +83,8 @@ impl Supervisor {
         store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let method = config.method.clone();
-        let context_hosts = config.context_hosts();
         let shell = SupervisorShell::restore(config, transport, store)?;
+        let context_hosts = Arc::new(RwLock::new(shell.state().context_hosts()));
         let (writing, watchdog) = (shell.writing(), shell.watchdog());
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
@@ -115,6 +116,21 @@ impl Supervisor {
     /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
     pub fn was_starved(&self) {
         let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Starved));
+    }
+
+    /// From now on the cluster is configured like this, and its hosts and nodes do what `settings` say.
+    ///
+    /// # Errors
+    /// When the supervisor is shutting down, or busy.
+    pub async fn reconfigure(&self, config: SupervisorConfig, settings: Settings) -> Result<(), JobError> {
+        let hosts = self.ask(move |shell| shell.reconfigure(config, settings)).await?;
+        *self.context_hosts.write().unwrap_or_else(PoisonError::into_inner) = hosts;
+        Ok(())
+    }
+
+    /// What jobs are planned for now.
+    fn context_hosts(&self) -> ContextHosts {
+        *self.context_hosts.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
@@ -210,7 +226,7 @@ impl Supervisor {
         (id, fingerprint): (String, Option<Fingerprint>),
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
         let prepared =
@@ -286,7 +302,7 @@ impl Supervisor {
     /// Encodes a context to be asked many times.
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
         self.admission_gate.check()?;
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
@@ -324,7 +340,7 @@ impl Supervisor {
         let grown = name.clone();
         let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
         let (session, asked) = found?;
-        let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
+        let (model, hosts, base) = (self.model.clone(), self.context_hosts(), session.context);
         let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
         let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
         let grown = name.clone();
