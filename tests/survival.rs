@@ -18,6 +18,8 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/backup.rs"]
 mod backup;
+#[path = "survival/changing.rs"]
+mod changing;
 #[path = "survival/chats.rs"]
 mod chats;
 #[path = "survival/sessions.rs"]
@@ -28,6 +30,8 @@ mod stopping;
 mod straggler;
 #[path = "survival/together.rs"]
 mod together;
+#[path = "survival/upgrading.rs"]
+mod upgrading;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// More restarts than any scenario makes, and shards of a lost host spread over the rest.
