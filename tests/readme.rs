@@ -39,7 +39,11 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("asterism chaos --rounds 30", Some("asterism chaos --rounds 1"), "half an hour in this profile"),
     ("asterism doctor", Some("asterism doctor --help"), "judges the machine; tests/hostile runs it"),
     ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
-    ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
+    (
+        "asterism node --join 10.0.0.1:7400",
+        Some("asterism node --help"),
+        "further machines; netns.sh and survival run it",
+    ),
     (
         "asterism cert token --node south",
         Some("asterism cert token --node local --ttl 1h > join-token"),

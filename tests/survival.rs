@@ -20,6 +20,8 @@ use tests::{Cluster, ClusterSpec, golden};
 mod backup;
 #[path = "survival/cgroup.rs"]
 mod cgroup;
+#[path = "survival/changing.rs"]
+mod changing;
 #[path = "survival/chats.rs"]
 mod chats;
 #[path = "survival/sessions.rs"]
@@ -30,6 +32,8 @@ mod stopping;
 mod straggler;
 #[path = "survival/together.rs"]
 mod together;
+#[path = "survival/upgrading.rs"]
+mod upgrading;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// More restarts than any scenario makes, and shards of a lost host spread over the rest.

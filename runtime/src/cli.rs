@@ -133,7 +133,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Cert(verb) => certificates::run(globals, verb),
         Verb::Backup(args) => backup::backup(globals, &args),
         Verb::Restore(args) => backup::restore(globals, &args),
-        Verb::Config(verb) => config::run(verb),
+        Verb::Config(verb) => config::run(globals, verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
         Verb::Plan(args) => plan::run(globals, &args),
         Verb::Bench(verb) => bench::run(globals, verb),

@@ -314,6 +314,7 @@ fn next_step(code: &str) -> Option<&'static str> {
         "job_not_found" | "session_not_found" | "session_exists" | "host_not_found" | "session_busy"
         | "session_replaced" => return None,
         "other_cluster" => "name the cluster with -f FILE or --server URL, or give each its own [api] admin_listen",
+        "needs_restart" => "leave these keys as they are, or restart what they name (docs/operations.md)",
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_ended" => "`asterism job list` shows the jobs there are",

@@ -23,7 +23,7 @@ use asterism_actors::supervisor::{Liveness, MixedNumerics, ReadyWhen, SessionLim
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
-use clashes::{check_name, check_tcp_ports};
+use clashes::{check_free, check_name, check_tcp_ports};
 pub use data::Data;
 pub use error::{ClusterError, FILE_VERSION};
 use file::{ClusterFile, ControlTransport, Recovery, Role};
@@ -177,6 +177,19 @@ impl Cluster {
     /// Where the hosts of a node are reached, without a port.
     pub fn node_address(&self, name: &str) -> Option<IpAddr> {
         self.hosts.iter().find(|host| host.node == name).map(|host| host.address.ip())
+    }
+
+    /// Refuses the name of a node that is to join with hosts of its own where it is none, or somebody else's.
+    ///
+    /// # Errors
+    /// [`ClusterError`] with the name.
+    pub fn check_new_node(&self, name: &str) -> Result<(), ClusterError> {
+        check_name("node.name", name)?;
+        check_free("node", name)?;
+        match self.hosts.iter().any(|host| host.name == name || host.process == name) {
+            true => Err(ClusterError::TakenName { kind: "node", name: name.to_owned(), owner: "a host" }),
+            false => Ok(()),
+        }
     }
 
     /// The host called `name`.

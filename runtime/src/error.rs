@@ -102,6 +102,7 @@ pub fn exit_of_code(code: &str) -> Exit {
         | "journal_damaged"
         | "journal_other_version"
         | "journal_other_cluster"
+        | "needs_restart"
         | "joining_closed" => Exit::Usage,
         "other_cluster" | "not_ready" | "self_test_failed" | "stopping" | "journal_in_use" | "journal_io" => {
             Exit::Unreachable

@@ -185,6 +185,12 @@ pub fn load(path: &Path) -> Result<Cluster, CliError> {
     resolve(path, &typed(path, &read(path)?)?, &directory_of(path))
 }
 
+/// Types and resolves the text of a cluster file whose relative paths start in `directory`, with the overrides of the environment.
+pub fn resolved(text: &str, directory: &Path) -> Result<Cluster, CliError> {
+    let path = Path::new("the new cluster file");
+    resolve(path, &typed(path, text)?, directory)
+}
+
 fn resolve(path: &Path, file: &ClusterFile, directory: &Path) -> Result<Cluster, CliError> {
     Cluster::resolve(file, directory).map_err(|error| {
         CliError::usage(format!("{}: {error}", path.display())).hint("correct the file, then `asterism validate`")

@@ -29,27 +29,27 @@ fn blows() -> Vec<&'static str> {
     blows
 }
 
-fn job(id: &str) -> Value {
+pub fn job(id: &str) -> Value {
     let context: String = (0..200).map(|town| format!("The road to town {town} is long and slow. ")).collect();
     let sampling = json!({"temperature": 0.0});
     json!({"id": id, "context": context, "query": "What is said of the road?", "max_tokens": 100, "ignore_eos": true,
         "sampling": sampling})
 }
 
-fn submitted(cluster: &Cluster, id: &str) {
+pub fn submitted(cluster: &Cluster, id: &str) {
     eventually("the job to be taken", || {
         ureq::post(format!("{}/api/v1/jobs", cluster.server())).send_json(job(id)).is_ok()
     });
 }
 
-fn shown(cluster: &Cluster, path: &str) -> Option<Value> {
+pub fn shown(cluster: &Cluster, path: &str) -> Option<Value> {
     // There is none while the supervisor is another one.
     let record: Value = serde_json::from_slice(&fs::read(cluster.folder().join("data/supervisor.json")).ok()?).ok()?;
     ureq::get(format!("http://{}{path}", record["admin"].as_str()?)).call().ok()?.into_body().read_json().ok()
 }
 
 /// The tokens of a job once it has ended.
-fn tokens(cluster: &Cluster, id: &str) -> Value {
+pub fn tokens(cluster: &Cluster, id: &str) -> Value {
     let mut status = Value::Null;
     eventually("the job to end", || {
         status = shown(cluster, &format!("/api/v1/jobs/{id}")).unwrap_or_default();
@@ -60,14 +60,14 @@ fn tokens(cluster: &Cluster, id: &str) -> Value {
 }
 
 /// Waits until a job generates.
-fn generates(cluster: &Cluster, id: &str) {
+pub fn generates(cluster: &Cluster, id: &str) {
     eventually("some tokens", || {
         let status = shown(cluster, &format!("/api/v1/jobs/{id}")).unwrap_or_default();
         status["generated_tokens"].as_u64().is_some_and(|tokens| tokens > 2)
     });
 }
 
-fn host<'a>(status: &'a Value, name: &str) -> &'a Value {
+pub fn host<'a>(status: &'a Value, name: &str) -> &'a Value {
     status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == name).expect("a host of that name")
 }
 

@@ -16,8 +16,10 @@ mod tls;
 mod token;
 
 pub use crate::certificates::JOIN_DNS_NAME;
-pub use client::{JoinAddress, join, renew, revoked};
+pub use client::{JoinAddress, join, join_offering, renew, revoked};
 pub use error::JoinError;
 pub use listener::{Asked, JoinConfig, JoinListener, JoinRules};
-pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost};
+pub use message::{
+    JoinAnswer, JoinOffer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost,
+};
 pub use token::{JoinToken, TokenRecord};

@@ -79,6 +79,7 @@ pub enum Action {
     Shutdown,
     Leave,
     Start,
+    Configure,
     // To a host, by another.
     Attach,
     Pass,
@@ -141,6 +142,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Shutdown, ORDERS),
     rule(Action::Leave, ORDERS),
     rule(Action::Start, ORDERS),
+    rule(Action::Configure, ORDERS),
     rule(Action::Attach, WORKERS),
     rule(Action::Pass, WORKERS),
     rule(Action::Fetch, WORKERS),
@@ -174,6 +176,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Http("POST", "/api/v1/sessions/{name}/extend"), CLIENTS),
     rule(Action::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/join-tokens"), CLIENTS),
+    rule(Action::Http("POST", "/api/v1/config"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/self-test"), CLIENTS),
     rule(Action::Http("GET", "/api/v1/self-test"), CLIENTS),
     rule(Action::Http("POST", "/api/v1/links"), CLIENTS),
@@ -361,6 +364,7 @@ impl AuthorizedMessage for HostCommand {
             Self::Shutdown => Action::Shutdown,
             Self::Leave => Action::Leave,
             Self::Start { .. } => Action::Start,
+            Self::Configure { .. } => Action::Configure,
         }
     }
 

@@ -122,9 +122,14 @@ pub struct HostSpec {
 impl SupervisorConfig {
     /// What jobs are planned for.
     pub fn context_hosts(&self) -> ContextHosts {
-        let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);
-        let one_machine = contexts().all(|host| Some(&host.node) == contexts().next().map(|first| &first.node));
-        ContextHosts { count: contexts().count(), one_machine, dtype: self.dtype, speeds: self.speeds }
+        self.context_hosts_of(self.hosts.iter())
+    }
+
+    /// The same where these are the hosts.
+    pub fn context_hosts_of<'a>(&self, hosts: impl Iterator<Item = &'a HostSpec>) -> ContextHosts {
+        let contexts: Vec<&HostSpec> = hosts.filter(|host| host.role == Role::Context).collect();
+        let one_machine = contexts.iter().all(|host| host.node == contexts[0].node);
+        ContextHosts { count: contexts.len(), one_machine, dtype: self.dtype, speeds: self.speeds }
     }
 }
 

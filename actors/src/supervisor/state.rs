@@ -76,6 +76,28 @@ impl SupervisorState {
         &self.config
     }
 
+    /// From now on the cluster is configured like this: limits, labels, and hosts that are new. What it says of the model, and of a host's role
+    /// and node, does not change while the supervisor runs; hosts that it does not have stay until they are removed.
+    pub fn reconfigure(&mut self, now: Duration, config: SupervisorConfig) -> Vec<SupervisorCommand> {
+        let mut out = Vec::new();
+        for spec in &config.hosts {
+            match self.hosts.by_name(&spec.name) {
+                Some(host) => {
+                    let known = &mut self.hosts.at_mut(host).spec;
+                    known.labels.clone_from(&spec.labels);
+                    known.device.clone_from(&spec.device);
+                    (known.memory_limit, known.weight_bytes) = (spec.memory_limit, spec.weight_bytes);
+                }
+                None => self.hosts.add(spec.clone(), now),
+            }
+        }
+        // Rules know hosts by their index.
+        let hosts = self.hosts.iter().map(|record| record.spec.clone()).collect();
+        self.config = SupervisorConfig { hosts, ..config };
+        self.scheduler(now, &mut out).advance(true);
+        out
+    }
+
     /// From now on canaries alone begin, or all does; what is generated goes on.
     pub fn hold_back(&mut self, held: bool) {
         self.jobs.held = held;

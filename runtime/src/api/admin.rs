@@ -35,7 +35,7 @@ use crate::{
     cluster::Origins,
     error::CliError,
 };
-pub use bodies::{Copied, Drain, Extension, Joining, Replacement, Restart, Token};
+pub use bodies::{ApplyConfig, Copied, Drain, Extension, Joining, Replacement, Restart, Token};
 use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
 pub use shared::AdminState;
@@ -89,6 +89,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::extend)
         .service(sessions::end)
         .service(joining::create_token)
+        .service(crate::api::admin::endpoints::config::apply)
         .service(events::events)
         .service(crate::api::admin::endpoints::links::measure)
         .service(crate::api::admin::endpoints::links::show)
@@ -152,7 +153,10 @@ mod tests {
         client::Client,
         cluster::{Cluster, file as cluster_file, sample::SAMPLE},
         error::Exit,
-        processes::wiring::{self, runtime},
+        processes::{
+            service::running::RunningFile,
+            wiring::{self, runtime},
+        },
     };
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
@@ -175,6 +179,7 @@ mod tests {
             listen,
             token: Some("moon".into()),
             joins: None,
+            file: RunningFile::begin((&text, folder), &cluster).unwrap(),
             store: None,
             stop_wanted: Arc::default(),
         };

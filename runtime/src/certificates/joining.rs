@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -23,22 +23,39 @@ use crate::{
     globals,
 };
 
-/// Listens where the cluster file says that nodes join, if it does. `in_use` tells whether a process of that name is connected; it
-/// may block.
+/// What decides who joins. Each may block.
+pub struct JoinContext {
+    /// The cluster as it is now.
+    pub cluster: Box<dyn Fn() -> Cluster + Send + Sync>,
+    /// Whether a process of a name is connected.
+    pub in_use: Box<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Takes in a node that asks from an address, with hosts as it says.
+    pub offered: OfferedHosts,
+}
+
+/// Takes in a node that asks from an address, with hosts as the text of `[[host]]` sections says; or says why not.
+pub type OfferedHosts = Box<dyn Fn((&str, IpAddr), &str) -> Result<(), String> + Send + Sync>;
+
+impl JoinContext {
+    /// Of a cluster that stays as it is.
+    pub fn of(cluster: Cluster, in_use: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        let refused = |_: (&str, IpAddr), _: &str| Err("the cluster takes no other nodes in".to_owned());
+        Self { cluster: Box::new(move || cluster.clone()), in_use: Box::new(in_use), offered: Box::new(refused) }
+    }
+}
+
+/// Listens where the cluster file says that nodes join, if it does.
 ///
 /// # Errors
 /// Where the CA's key is not here, or the address or the file of tokens cannot be used.
-pub fn open(
-    cluster: &Cluster,
-    in_use: impl Fn(&str) -> bool + Send + Sync + 'static,
-) -> Result<Option<JoinListener>, CliError> {
+pub fn open(cluster: &Cluster, context: JoinContext) -> Result<Option<JoinListener>, CliError> {
     let Some(listen) = cluster.security.join_listen else { return Ok(None) };
     let authority = CertificateAuthority::load(&crate::certificates::members::ca_folder(cluster)).map_err(|error| {
         credentials::refusal(error).hint("the CA's key must be in data_dir; or take join_listen out of [security]")
     })?;
     let file = cluster.data_dir.join("join-tokens.json");
     let tokens = read(&file)?;
-    let rules = NodeJoinRules { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
+    let rules = NodeJoinRules { context, file };
     let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(rules));
     let listener = listener.map_err(refusal)?;
     tracing::info!(address = %listener.local_address(), "nodes join here");
@@ -46,10 +63,11 @@ pub fn open(
 }
 
 /// Gets certificates for the node called `node` and for its `hosts` at `from`, with the token of `token_file`, unless all of
-/// them are here, of the CA that the token names. Those of another CA are replaced.
+/// them are here, of the CA that the token names. Those of another CA are replaced. `offer`: what it says of hosts that the cluster
+/// does not know.
 pub async fn join(
     cluster: &Cluster,
-    (node, hosts): (&str, &[NamedMember<'_>]),
+    (node, hosts, offer): (&str, &[NamedMember<'_>], Option<&str>),
     token_file: &Path,
     from: Option<SocketAddr>,
 ) -> Result<(), CliError> {
@@ -67,7 +85,11 @@ pub async fn join(
     }
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
     let at = join_address(cluster, from, node)?;
-    for (name, issued) in join::join(at, &token, node, &names).await.map_err(refusal)? {
+    let issued = match offer {
+        Some(offer) => join::join_offering(at, &token, (node, offer.to_owned()), &names).await,
+        None => join::join(at, &token, node, &names).await,
+    };
+    for (name, issued) in issued.map_err(refusal)? {
         credentials::save(cluster, &name, &issued)?;
     }
     tracing::info!(node, certificates = names.len(), address = %at.listener, "joined by token");
@@ -99,10 +121,8 @@ pub fn refusal(error: JoinError) -> CliError {
 
 /// Knows the hosts of each node, and keeps tokens in a file.
 struct NodeJoinRules {
-    cluster: Cluster,
+    context: JoinContext,
     file: PathBuf,
-    /// Whether a process of a name is connected.
-    in_use: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl JoinRules for NodeJoinRules {
@@ -111,8 +131,9 @@ impl JoinRules for NodeJoinRules {
     }
 
     fn role(&self, node: &str, host: &str) -> Option<MemberRole> {
-        let hosts = &self.cluster.hosts;
-        match self.cluster.host(host) {
+        let cluster = (self.context.cluster)();
+        let hosts = &cluster.hosts;
+        match cluster.host(host) {
             Some(known) => (known.node == node).then(|| known.member().0),
             // The certificate of the node's agent.
             None => (host == node && hosts.iter().any(|host| host.node == node)).then_some(MemberRole::Node),
@@ -123,27 +144,35 @@ impl JoinRules for NodeJoinRules {
         authority::allows(Party::Member(member.role), Action::Renew)
     }
 
+    fn offered(&self, Asked { node, from, names, .. }: &Asked<'_>, offer: &str) -> Result<(), String> {
+        match names.iter().find(|name| (self.context.in_use)(name)) {
+            Some(name) => Err(format!("{name} is connected; a token is for processes that are not")),
+            None => (self.context.offered)((node, from.to_canonical()), offer),
+        }
+    }
+
     fn objection(&self, Asked { node, from, names, serial }: &Asked<'_>) -> Option<String> {
-        let (from, expected) = (from.to_canonical(), self.cluster.node_address(node)?);
+        let cluster = (self.context.cluster)();
+        let (from, expected) = (from.to_canonical(), cluster.node_address(node)?);
         if from != expected {
             return Some(format!("it asks from {from}, and the cluster file has it at {expected}"));
         }
         match serial {
-            Some(serial) => revocation::serials(&self.cluster).contains(*serial).then(|| {
+            Some(serial) => revocation::serials(&cluster).contains(*serial).then(|| {
                 format!("its certificate {serial} is revoked; remove its certificates and join by a new token")
             }),
-            None => names.iter().find(|name| (self.in_use)(name)).map(|name| {
+            None => names.iter().find(|name| (self.context.in_use)(name)).map(|name| {
                 format!("{name} is connected; a token is for processes that are not. Stop that one first if it is to be replaced")
             }),
         }
     }
 
     fn revoked(&self) -> Vec<String> {
-        revocation::serials(&self.cluster).into_iter().collect()
+        revocation::serials(&(self.context.cluster)()).into_iter().collect()
     }
 
     fn issued(&self, certificates: &[String]) -> Result<(), String> {
-        revocation::note_issued(&self.cluster, certificates, self.now())
+        revocation::note_issued(&(self.context.cluster)(), certificates, self.now())
     }
 
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
@@ -208,7 +237,8 @@ mod tests {
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
-        let rules = NodeJoinRules { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
+        let context = |cluster: &Cluster| JoinContext::of(cluster.clone(), |name| name == "context-1");
+        let rules = NodeJoinRules { context: context(&cluster), file: PathBuf::new() };
         let asked = [
             ("b", "context-0"),
             ("b", "b"),
@@ -233,9 +263,9 @@ mod tests {
         let words = objects("local", "127.0.0.1", &["local", "context-1"], None).expect("it is connected");
         assert!(words.contains("context-1 is connected"), "{words}");
         assert_eq!(objects("local", "127.0.0.1", &["context-1"], Some("12")), None, "it renews");
-        let mut cluster = rules.cluster.clone();
+        let mut cluster = cluster;
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
-        let rules = NodeJoinRules { cluster, ..rules };
+        let rules = NodeJoinRules { context: context(&cluster), ..rules };
         assert_eq!(rules.role("local", "b"), context, "b is a host of another node");
         assert_eq!(rules.role("b", "b"), None);
         let renewing = MemberRole::ALL.map(|role| rules.may_renew(&Member::new("sample", role, "b")));

@@ -9,7 +9,11 @@ use asterism_transport::{certificates::Credentials, join};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
-    certificates::{credentials, joining, members, revocation},
+    certificates::{
+        credentials, joining,
+        members::{self, NamedMember},
+        revocation,
+    },
     cluster::Cluster,
     error::CliError,
 };
@@ -39,6 +43,24 @@ pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<Sock
             }
         }
     });
+}
+
+/// Gets certificates for those `members` of a node that have none here, by the certificate of the node's agent.
+pub async fn bring(
+    cluster: &Cluster,
+    (node, members): (&str, &[NamedMember<'_>]),
+    from: Option<SocketAddr>,
+) -> Result<(), CliError> {
+    if !credentials::are_wanting(cluster, members) {
+        return Ok(());
+    }
+    let address = joining::desk_at(cluster, from, node)?;
+    let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
+    let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
+    for (name, issued) in join::renew(address, &current, &names).await.map_err(joining::refusal)? {
+        credentials::save(cluster, &name, &issued)?;
+    }
+    Ok(())
 }
 
 /// Brings the list of revoked certificates from where the CA's key is, again and again, where certificates came from there.
@@ -121,7 +143,7 @@ mod tests {
         let mut cluster = cluster(folder);
         cluster.security.join_listen = Some("127.0.0.1:0".parse().unwrap());
         let authority = credentials::create_authority(&cluster).unwrap();
-        (authority, joining::open(&cluster, |_| false).unwrap().unwrap())
+        (authority, joining::open(&cluster, joining::JoinContext::of(cluster.clone(), |_| false)).unwrap().unwrap())
     }
 
     fn role(name: &str) -> MemberRole {

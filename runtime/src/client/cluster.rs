@@ -8,15 +8,21 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
-    api::admin::{Copied, Drain, Extension, Joining, Replacement, Restart, Token},
+    api::admin::{ApplyConfig, Copied, Drain, Extension, Joining, Replacement, Restart, Token},
     client::path::segment,
     error::CliError,
+    processes::service::running::Applied,
 };
 
 impl Client {
     /// A token with which a node can join within `ttl`.
     pub fn create_join_token(&self, node: &str, ttl: Duration) -> Result<Token, CliError> {
         self.post("/api/v1/join-tokens", &Joining { node: node.to_owned(), ttl_s: ttl.as_secs_f64() })
+    }
+
+    /// Has the cluster be as a cluster file of this text says, without some nodes of those that joined.
+    pub fn apply_config(&self, request: &ApplyConfig) -> Result<Applied, CliError> {
+        self.post("/api/v1/config", request)
     }
 
     /// Begins a self-test, unless one runs.

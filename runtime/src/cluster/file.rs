@@ -1,8 +1,10 @@
 //! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
 
+pub mod changes;
 mod device;
 pub(crate) mod error;
 mod host;
+mod joined;
 mod numbers;
 mod observability;
 mod paths;
@@ -19,9 +21,10 @@ pub use super::file::error::FileError;
 use crate::cluster::size::Bytes;
 pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
+pub use joined::JoinedNodes;
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
-pub use paths::anchored;
+pub use paths::{anchored, with_own_paths};
 pub use read::parse;
 
 /// The whole file.

@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use crate::data_dir::private;
@@ -15,13 +16,29 @@ pub struct StartFile {
     path: PathBuf,
     /// Where the relative paths in it start.
     beside: PathBuf,
-    text: String,
+    /// Shared by its clones: what all start from changes at once.
+    text: Arc<RwLock<String>>,
 }
 
 impl StartFile {
     /// A copy at `path` of a file with this text that lies in `beside`.
     pub fn new(path: PathBuf, beside: &Path, text: String) -> Self {
-        Self { path, beside: beside.to_owned(), text }
+        Self { path, beside: beside.to_owned(), text: Arc::new(RwLock::new(text)) }
+    }
+
+    /// What processes are started from from now on.
+    pub fn replace(&self, text: &str) {
+        text.clone_into(&mut self.text.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What processes are started from.
+    pub fn text(&self) -> String {
+        self.text.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where the relative paths in it start.
+    pub fn beside(&self) -> &Path {
+        &self.beside
     }
 
     /// What names it to a process that starts now.
@@ -34,11 +51,12 @@ impl StartFile {
     }
 
     fn stand(&self) -> io::Result<()> {
-        if fs::read(&self.path).is_ok_and(|found| found == self.text.as_bytes()) {
+        let text = self.text.read().unwrap_or_else(PoisonError::into_inner);
+        if fs::read(&self.path).is_ok_and(|found| found == text.as_bytes()) {
             return Ok(());
         }
         self.path.parent().map_or(Ok(()), private::make)?;
-        private::replace(&self.path, self.text.as_bytes())
+        private::replace(&self.path, text.as_bytes())
     }
 }
 
@@ -62,5 +80,7 @@ mod tests {
         assert_eq!(written(), expected);
         fs::remove_dir_all(folder.path().join("data")).unwrap();
         assert_eq!(written(), expected);
+        file.clone().replace("version = 2\n");
+        assert_eq!(written().2, "version = 2\n", "clones are of one text");
     }
 }

@@ -34,22 +34,19 @@ struct Thread {
 }
 
 /// The processes of a node's hosts.
+#[derive(Default)]
 pub struct Watched {
-    /// With the hosts that each is of.
-    processes: Vec<(Vec<String>, watch::Receiver<Option<ProcessLife>>)>,
     seen: HashMap<u64, (Reading, Condition)>,
 }
 
-impl Watched {
-    /// None looked at yet.
-    pub fn new(processes: Vec<(Vec<String>, watch::Receiver<Option<ProcessLife>>)>) -> Self {
-        Self { processes, seen: HashMap::new() }
-    }
+/// The hosts of a process, and its life.
+pub type WatchedProcess = (Vec<String>, watch::Receiver<Option<ProcessLife>>);
 
-    /// Looks at all of them; returns what is news of those that run.
-    pub fn look(&mut self) -> Vec<HostMessage> {
+impl Watched {
+    /// Looks at all of these; returns what is news of those that run.
+    pub fn look(&mut self, processes: &[WatchedProcess]) -> Vec<HostMessage> {
         let lives: Vec<(&[String], ProcessLife)> =
-            self.processes.iter().filter_map(|(hosts, life)| Some((&hosts[..], (*life.borrow())?))).collect();
+            processes.iter().filter_map(|(hosts, life)| Some((&hosts[..], (*life.borrow())?))).collect();
         self.seen.retain(|start, _| lives.iter().any(|(_, life)| life.start == *start));
         let update = lives.into_iter().filter_map(|(hosts, ProcessLife { start, pid })| {
             let reading = Reading::of(pid)?;

@@ -11,7 +11,7 @@ use std::{
     future::pending,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,12 +20,13 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub use super::condition::{Watched, Watching};
+pub use super::condition::{Watched, WatchedProcess, Watching};
 use crate::{
-    cluster::{Cluster, Host},
+    cluster::{Cluster, Host, file::with_own_paths},
     data_dir::{self, private, start_file::StartFile},
     error::CliError,
-    processes::condition::ProcessLife,
+    globals,
+    processes::{condition::ProcessLife, service::running},
 };
 pub use process::{ChildEnd, Process, signal};
 pub use state::{Ending, Fate, Restarts};
@@ -82,9 +83,18 @@ impl Launch {
     }
 }
 
-/// The running hosts of a node.
+/// The running hosts of a node; clones are of the same ones.
+#[derive(Clone)]
 pub struct NodeAgent {
-    processes: Vec<KeptProcess>,
+    kept: Arc<KeptProcesses>,
+}
+
+/// The processes of a node, and what one that is to be kept too is started with.
+struct KeptProcesses {
+    processes: Mutex<Vec<KeptProcess>>,
+    launch: Launch,
+    starts: Arc<Starts>,
+    exits: mpsc::UnboundedSender<HostExit>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     running: watch::Sender<usize>,
 }
@@ -92,6 +102,8 @@ pub struct NodeAgent {
 /// A process that is kept running.
 struct KeptProcess {
     hosts: Vec<String>,
+    /// They are on it together.
+    node: String,
     orders: mpsc::UnboundedSender<Command>,
     life: watch::Receiver<Option<ProcessLife>>,
     task: JoinHandle<()>,
@@ -101,28 +113,6 @@ enum Command {
     Kill { start: u64 },
     Start,
     Stop { grace: Duration },
-}
-
-/// Where kills of an agent's hosts are ordered.
-pub struct Orders(BTreeMap<String, mpsc::UnboundedSender<Command>>);
-
-impl Orders {
-    /// Ends a host's process with no warning if it still is the one of this number; the restart rules then apply. The hosts that it
-    /// shares it with end with it.
-    pub fn kill(&self, host: &str, start: u64) {
-        if let Some(orders) = self.0.get(host) {
-            // A host that is kept no more has no process.
-            let _ = orders.send(Command::Kill { start });
-        }
-    }
-
-    /// Starts a host's process that has ended and is not about to be started again, whyever it ended.
-    pub fn start(&self, host: &str) {
-        if let Some(orders) = self.0.get(host) {
-            // One that is kept no more was told to stop.
-            let _ = orders.send(Command::Start);
-        }
-    }
 }
 
 /// Everything a process's keeper works with.
@@ -147,10 +137,24 @@ impl NodeAgent {
     /// Starts `hosts`. Every end of one comes out of the receiver.
     pub fn start(cluster: &Cluster, hosts: &[&Host], launch: &Launch) -> (Self, mpsc::UnboundedReceiver<HostExit>) {
         let (exits, ended) = mpsc::unbounded_channel();
-        let starts = Arc::new(Starts::load(&cluster.data_dir));
-        let given_up = Arc::default();
-        let (processes, mut kept) = (by_process(hosts), Vec::new());
-        let (running, _) = watch::channel(processes.len());
+        let kept = KeptProcesses {
+            processes: Mutex::default(),
+            launch: launch.clone(),
+            starts: Arc::new(Starts::load(&cluster.data_dir)),
+            exits,
+            given_up: Arc::default(),
+            running: watch::channel(0).0,
+        };
+        let agent = Self { kept: Arc::new(kept) };
+        agent.add(cluster, hosts);
+        (agent, ended)
+    }
+
+    /// Keeps these running too, from now on.
+    pub fn add(&self, cluster: &Cluster, hosts: &[&Host]) {
+        let KeptProcesses { launch, starts, exits, given_up, running, .. } = self.kept.as_ref();
+        let processes = by_process(hosts);
+        running.send_modify(|running| *running += processes.len());
         for (process, hosts) in processes {
             let log = data_dir::log_file(&cluster.data_dir, process);
             // What earlier runs logged would be read as the cause of today's ends.
@@ -165,32 +169,72 @@ impl NodeAgent {
                 orders: ordered,
                 life,
                 exits: exits.clone(),
-                given_up: Arc::clone(&given_up),
+                given_up: given_up.clone(),
                 origin: Instant::now(),
                 restarts: Restarts::new(cluster.max_restarts),
                 wanted: None,
                 running: running.clone(),
             };
             let task = tokio::spawn(keeper.keep());
-            kept.push(KeptProcess { hosts, orders, life: seen, task });
+            let node = cluster.host(&hosts[0]).map(|host| host.node.clone()).unwrap_or_default();
+            self.processes().push(KeptProcess { hosts, node, orders, life: seen, task });
         }
-        (Self { processes: kept, given_up, running }, ended)
     }
 
-    /// Where kills are ordered.
-    pub fn orders(&self) -> Orders {
-        let of_process =
-            |kept: &KeptProcess| kept.hosts.iter().map(|host| (host.clone(), kept.orders.clone())).collect::<Vec<_>>();
-        Orders(self.processes.iter().flat_map(of_process).collect())
+    fn processes(&self) -> MutexGuard<'_, Vec<KeptProcess>> {
+        self.kept.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The processes of those of its hosts that `which` names, to be looked at.
-    pub fn watched(&self, which: impl Fn(&str) -> bool) -> Watched {
-        let of_process = |kept: &KeptProcess| {
-            let hosts: Vec<String> = kept.hosts.iter().filter(|host| which(host)).cloned().collect();
-            (!hosts.is_empty()).then(|| (hosts, kept.life.clone()))
-        };
-        Watched::new(self.processes.iter().filter_map(of_process).collect())
+    /// Whether a host's process is kept here.
+    pub fn keeps(&self, host: &str) -> bool {
+        self.processes().iter().any(|kept| kept.hosts.iter().any(|known| known == host))
+    }
+
+    /// Ends a host's process with no warning if it still is the one of this number; the restart rules then apply. The hosts that it
+    /// shares it with end with it.
+    pub fn kill(&self, host: &str, start: u64) {
+        self.order(host, Command::Kill { start });
+    }
+
+    /// Starts a host's process that has ended and is not about to be started again, whyever it ended.
+    pub fn start_host(&self, host: &str) {
+        self.order(host, Command::Start);
+    }
+
+    fn order(&self, host: &str, command: Command) {
+        let processes = self.processes();
+        if let Some(kept) = processes.iter().find(|kept| kept.hosts.iter().any(|known| known == host)) {
+            // One that is kept no more was told to stop.
+            let _ = kept.orders.send(command);
+        }
+    }
+
+    /// The node that a host which is kept here is on.
+    pub fn node_of(&self, host: &str) -> Option<String> {
+        let processes = self.processes();
+        processes.iter().find(|kept| kept.hosts.iter().any(|known| known == host)).map(|kept| kept.node.clone())
+    }
+
+    /// From now on hosts are started from a cluster file of this text, but for the paths that this machine has for itself. Returns what it
+    /// says here.
+    ///
+    /// # Errors
+    /// When it cannot be read, or contradicts itself; hosts are then started as before.
+    pub fn start_from(&self, text: &str) -> Result<Cluster, CliError> {
+        let file = &self.kept.launch.file;
+        let [new, own] = [running::typed(text), running::typed(&file.text())];
+        let file_here = with_own_paths(new.map_err(CliError::usage)?, &own.map_err(CliError::usage)?);
+        let text = toml::to_string_pretty(&file_here).expect("the typed file is TOML");
+        let cluster = globals::resolved(&text, file.beside())?;
+        file.replace(&text);
+        Ok(cluster)
+    }
+
+    /// The processes of its hosts on a node, to be looked at.
+    pub fn of_node(&self, node: &str) -> Vec<WatchedProcess> {
+        let processes = self.processes();
+        let of_node = processes.iter().filter(|kept| kept.node == node);
+        of_node.map(|kept| (kept.hosts.clone(), kept.life.clone())).collect()
     }
 
     /// Process ids by host.
@@ -199,26 +243,27 @@ impl NodeAgent {
             let life = *kept.life.borrow();
             kept.hosts.iter().filter_map(|host| Some((host.clone(), life?.pid))).collect::<Vec<_>>()
         };
-        self.processes.iter().flat_map(of_process).collect()
+        self.processes().iter().flat_map(of_process).collect()
     }
 
     /// Hosts that are not started again, with their last end.
     pub fn given_up(&self) -> Vec<HostExit> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.kept.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Completes when every host was given up.
     pub async fn done(&self) {
         // The sender is ours, so that waiting cannot fail.
-        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+        let _ = self.kept.running.subscribe().wait_for(|running| *running == 0).await;
     }
 
     /// Asks every host to end, kills those that have not within `grace`, and starts none again.
     pub async fn stop(self, grace: Duration) {
-        for kept in &self.processes {
+        let processes = std::mem::take(&mut *self.processes());
+        for kept in &processes {
             let _ = kept.orders.send(Command::Stop { grace });
         }
-        for kept in self.processes {
+        for kept in processes {
             let _ = kept.task.await;
         }
     }

@@ -1,8 +1,11 @@
 //! The supervisor and its APIs in this process: the lock, the actor, the listeners. Starts no host and prints nothing.
 
 pub(crate) mod client_threads;
+pub mod running;
 
 use std::{
+    net::IpAddr,
+    path::Path,
     sync::{Arc, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -19,13 +22,18 @@ use crate::{
         openai::{self, ApiKeys, ApiState, Open, Store},
         secrets,
     },
-    certificates::{credentials, joining, members, rotation},
+    certificates::{
+        credentials,
+        joining::{self, JoinContext},
+        members, rotation,
+    },
     cluster::Cluster,
     data_dir::{self, LockRole},
     error::CliError,
     processes::wiring,
 };
 use client_threads::ClientThreads;
+use running::RunningFile;
 
 /// How often a disk that takes nothing is looked at.
 const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -51,14 +59,17 @@ struct Ground {
 
 impl SupervisorService {
     /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
-    /// takes nothing it waits for it, and calls `waits` with the cause every second.
-    pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
+    /// takes nothing it waits for it, and calls `waits` with the cause every second. `read`: the text of the cluster file, and where its
+    /// relative paths start.
+    pub async fn start(cluster: &Cluster, read: (&str, &Path), waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = secrets::admin_token(cluster)?;
         let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
         let admin_tls = secrets::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
+        let file = RunningFile::begin(read, cluster)?;
+        let cluster = &file.cluster();
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
-        let joins = joining::open(cluster, in_use(&supervisor))?.map(Arc::new);
+        let joins = joining::open(cluster, rules(&supervisor, &file))?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
@@ -78,6 +89,7 @@ impl SupervisorService {
             listen,
             token,
             joins,
+            file,
             stop_wanted: stop_wanted.clone(),
         };
         let admin = http::serve(cluster.admin_listen, admin_tls, state)?;
@@ -123,6 +135,20 @@ fn in_use(supervisor: &Supervisor) -> impl Fn(&str) -> bool + Send + Sync + 'sta
     move |name| {
         let host = runtime.block_on(supervisor.host(name));
         host.is_ok_and(|host| !matches!(host.health, HostHealth::Starting | HostHealth::Dead))
+    }
+}
+
+/// What decides who joins: the cluster file as it is then.
+fn rules(supervisor: &Supervisor, file: &RunningFile) -> JoinContext {
+    let (running, joined, owner, runtime) = (file.clone(), file.clone(), supervisor.clone(), Handle::current());
+    let offered = move |(node, from): (&str, IpAddr), hosts: &str| {
+        let joining = joined.join(&owner, (node, from), hosts);
+        runtime.block_on(joining).map_err(|error| error.to_string())
+    };
+    JoinContext {
+        cluster: Box::new(move || running.cluster()),
+        in_use: Box::new(in_use(supervisor)),
+        offered: Box::new(offered),
     }
 }
 

@@ -44,7 +44,8 @@ impl TemporaryCluster {
         fs::write(&path, &text).map_err(failed)?;
         let cluster = globals::load(&path)?;
         let runtime = runtime()?;
-        let (service, agent) = runtime.block_on(serve(&cluster, StartFile::new(path, folder.path(), text), limit))?;
+        let file = StartFile::new(path, folder.path(), text.clone());
+        let (service, agent) = runtime.block_on(serve(&cluster, (file, &text), limit))?;
         Ok(Self { runtime, cluster, service, agent, _folder: folder })
     }
 
@@ -67,11 +68,12 @@ impl TemporaryCluster {
 
 async fn serve(
     cluster: &Cluster,
-    file: StartFile,
+    (file, text): (StartFile, &str),
     limit: Duration,
 ) -> Result<(SupervisorService, NodeAgent), CliError> {
     metrics::install();
-    let service = SupervisorService::start(cluster, |error| tracing::error!(%error, "waits")).await?;
+    let read = (text, file.beside());
+    let service = SupervisorService::start(cluster, read, |error| tracing::error!(%error, "waits")).await?;
     let hosts = local_hosts(cluster);
     credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;

@@ -18,7 +18,7 @@ use asterism_actors::{
     Batching, HostConfig, HostError, Transports,
     api::Role,
     host::HostEnd,
-    messages::{Condition, HostRole},
+    messages::{Condition, HostRole, Settings},
     node::{self, NodeLink, NodeView},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, record_config, scheduling},
@@ -26,7 +26,7 @@ use asterism_actors::{
 };
 use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     api::admin::door::PeerRefusals,
@@ -34,7 +34,7 @@ use crate::{
     cluster::{Cluster, Host, file as cluster_file},
     data_dir::{self, private},
     error::CliError,
-    observe::metrics,
+    observe::{logging, metrics},
     processes::{
         calibration,
         checkpoint::{checkpoint_of, dtype, model_front, weights_digest},
@@ -169,9 +169,18 @@ pub async fn run_hosts<'a>(
     let kinds: BTreeSet<_> = hosts.iter().map(|host| kind(host)).collect();
     let networks: BTreeMap<_, _> = kinds.into_iter().map(|kind| (kind, LocalNetwork::new())).collect();
     let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
+    let (told, mut settings) = mpsc::unbounded_channel::<Settings>();
+    tokio::spawn(async move {
+        while let Some(Settings { log, .. }) = settings.recv().await {
+            if let Some(Err(error)) = log.map(|filter| logging::change(&filter)) {
+                tracing::warn!(%error, "it logs as before");
+            }
+        }
+    });
     let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
-        let (config, leave) = (HostConfig { leave: Some(leaving.clone()), ..config }, &leave);
+        let config = HostConfig { leave: Some(leaving.clone()), settings: Some(told.clone()), ..config };
+        let leave = &leave;
         let alike = hosts.iter().filter(|other| kind(other) == kind(host)).count();
         let network = networks.get(&kind(host)).filter(|_| alike > 1);
         let ended = run_host(cluster, host, (config, network, weights.clone()), move || joined());

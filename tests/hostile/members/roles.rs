@@ -405,6 +405,7 @@ fn command(act: Action) -> Option<HostCommand> {
         Action::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
         Action::Leave => HostCommand::Leave,
         Action::Start => HostCommand::Start { host: "x".into() },
+        Action::Configure => HostCommand::Configure { settings: "{}".into() },
         Action::Shutdown => HostCommand::Shutdown,
         _ => return None,
     };

@@ -12,7 +12,7 @@ use rcgen::{KeyPair, PublicKeyData};
 
 use super::{
     error::JoinError,
-    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, RenewRequest, WantedHost},
+    message::{JoinAnswer, JoinOffer, JoinRequest, MAX_JOIN_BYTES, RenewRequest, WantedHost},
     tls::{self, Pinned},
     token::{JoinToken, authority_hashes, hex},
 };
@@ -49,8 +49,22 @@ pub async fn join(
 ) -> Result<Vec<(String, Credentials)>, JoinError> {
     let wanted = Wanted::new(hosts)?;
     let request = JoinRequest { secret: token.secret, node: node.into(), hosts: wanted.hosts() };
-    let listener = Listener { at: at.into(), authorities: vec![token.authority], node, identity: None };
+    let listener = Listener { at: at.into(), authorities: vec![token.authority], node, identity: None, offers: false };
     let Given { ca, certificates, .. } = listener.ask(&request.to_bytes()).await?;
+    listener.check(wanted, &ca, certificates)
+}
+
+/// The same for a node that the cluster does not know yet: `offer` is what it says of itself and its hosts.
+pub async fn join_offering(
+    at: impl Into<JoinAddress>,
+    token: &JoinToken,
+    (node, offer): (&str, String),
+    hosts: &[String],
+) -> Result<Vec<(String, Credentials)>, JoinError> {
+    let wanted = Wanted::new(hosts)?;
+    let request = JoinRequest { secret: token.secret, node: node.into(), hosts: wanted.hosts() };
+    let listener = Listener { at: at.into(), authorities: vec![token.authority], node, identity: None, offers: true };
+    let Given { ca, certificates, .. } = listener.ask(&JoinOffer { request, offer }.to_bytes()).await?;
     listener.check(wanted, &ca, certificates)
 }
 
@@ -66,7 +80,8 @@ pub async fn renew(
     let wanted = Wanted::new(hosts)?;
     let request = RenewRequest { hosts: wanted.hosts() };
     let authorities = authority_hashes(&current.ca)?;
-    let listener = Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity) };
+    let listener =
+        Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity), offers: false };
     let given = listener.ask(&request.to_bytes()).await?;
     listener.check(wanted, &current.ca, given.certificates)
 }
@@ -75,7 +90,8 @@ pub async fn renew(
 pub async fn revoked(at: impl Into<JoinAddress>, current: &Credentials) -> Result<Vec<String>, JoinError> {
     let node = CertificateInfo::from_pem(&current.identity.certificate)?.name;
     let authorities = authority_hashes(&current.ca)?;
-    let listener = Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity) };
+    let listener =
+        Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity), offers: false };
     Ok(listener.ask(&RenewRequest { hosts: Vec::new() }.to_bytes()).await?.revoked)
 }
 
@@ -112,6 +128,8 @@ struct Listener<'a> {
     node: &'a str,
     /// What it is shown.
     identity: Option<&'a Identity>,
+    /// Whether hosts are offered that it does not know.
+    offers: bool,
 }
 
 impl Listener<'_> {
@@ -137,7 +155,11 @@ impl Listener<'_> {
             .map_or_else(|| Endpoint::client((any, 0).into()), Ok);
         let endpoint = endpoint.map_err(|error| self.unreachable(error.to_string()))?;
         let pinned = Arc::new(Pinned::new(self.authorities.clone()));
-        let client = ClientConfig::new(tls::client(pinned.clone(), self.identity)?);
+        let client = ClientConfig::new(tls::client(
+            pinned.clone(),
+            self.identity,
+            if self.offers { tls::OFFER } else { tls::JOIN },
+        )?);
         let connecting = endpoint.connect_with(client, address, JOIN_DNS_NAME);
         let connecting = connecting.map_err(|error| self.unreachable(error.to_string()))?;
         let connection = connecting.await.map_err(|error| match pinned.refusal() {

@@ -15,7 +15,7 @@ use rustls_pki_types::CertificateDer;
 
 use super::{
     error::JoinError,
-    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost},
+    message::{JoinAnswer, JoinOffer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost},
     tls,
     token::{JoinToken, TokenBook, TokenRecord},
 };
@@ -44,6 +44,14 @@ pub trait JoinRules: Send + Sync + 'static {
     fn role(&self, node: &str, host: &str) -> Option<MemberRole>;
     /// Whether the holder of a good certificate may renew. What it may have then, [`Self::role`] says by its name.
     fn may_renew(&self, member: &Member) -> bool;
+    /// A node whose token is bound to its name offers hosts that may be new: takes them in, so that [`Self::role`] knows them.
+    ///
+    /// # Errors
+    /// Why they are not taken in, in words for the node.
+    fn offered(&self, asked: &Asked<'_>, offer: &str) -> Result<(), String> {
+        let _ = (asked, offer);
+        Err("nodes that are not in the cluster file do not join here".into())
+    }
     /// What stands against giving a node certificates of these names, if anything does, in words for the node.
     fn objection(&self, asked: &Asked<'_>) -> Option<String> {
         let _ = asked;
@@ -197,6 +205,8 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
 enum Proof {
     /// By a token, in its request.
     Token,
+    /// By a token, in its offer.
+    OfferedToken,
     /// By the certificate of this member, in TLS, and its serial number.
     Certificate(Member, String),
 }
@@ -204,8 +214,10 @@ enum Proof {
 /// What the handshake settled; the error says what is missing.
 fn proof(connection: &Connection) -> Result<Proof, &'static str> {
     let settled = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
-    if settled.and_then(|data| data.protocol).as_deref() != Some(tls::RENEW) {
-        return Ok(Proof::Token);
+    match settled.and_then(|data| data.protocol).as_deref() {
+        Some(tls::RENEW) => {}
+        Some(tls::OFFER) => return Ok(Proof::OfferedToken),
+        _ => return Ok(Proof::Token),
     }
     let shown = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     let shown = shown.and_then(|chain| CertificateInfo::from_der(chain.first()?).ok());
@@ -258,8 +270,11 @@ impl Counter {
         let unreadable = |cause| Refusal::Request { cause };
         let answer = match proof {
             Proof::Token => {
-                JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request, from))
+                JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request, from, None))
             }
+            Proof::OfferedToken => JoinOffer::from_bytes(bytes)
+                .map_err(unreadable)
+                .and_then(|JoinOffer { request, offer }| self.issue(&request, from, Some(&offer))),
             Proof::Certificate(member, serial) => RenewRequest::from_bytes(bytes)
                 .map_err(unreadable)
                 .and_then(|request| self.renew((member, serial), &request, from)),
@@ -288,9 +303,17 @@ impl Counter {
     }
 
     /// Holds the book throughout, so that of two nodes with one token one gets certificates.
-    fn issue(&self, request: &JoinRequest, from: IpAddr) -> Result<JoinAnswer, Refusal> {
+    fn issue(&self, request: &JoinRequest, from: IpAddr, offer: Option<&str>) -> Result<JoinAnswer, Refusal> {
         let mut book = lock(&self.book);
         let token = book.find((&request.secret, &request.node), self.rules.now())?;
+        if let Some(offer) = offer {
+            if book.records[token].node.is_none() {
+                return Err(Refusal::NotYours { cause: "the token is for no node by name".into() });
+            }
+            let names: Vec<&str> = request.hosts.iter().map(|host| host.name.as_str()).collect();
+            let asked = Asked { node: &request.node, from, names: &names, serial: None };
+            self.rules.offered(&asked, offer).map_err(|cause| Refusal::NotYours { cause })?;
+        }
         let certificates = self.certify(&request.node, &request.hosts)?;
         self.check((&request.node, None), &request.hosts, from)?;
         book.records[token].spent_by = Some(request.node.clone());

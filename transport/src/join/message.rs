@@ -21,6 +21,16 @@ pub struct JoinRequest {
     pub hosts: Vec<WantedHost>,
 }
 
+/// What a node asks whose hosts the cluster does not know yet. Since it has an application protocol of its own, who knows nothing of it
+/// refuses it in the handshake.
+#[derive(Clone, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct JoinOffer {
+    /// As for a node that is known.
+    pub request: JoinRequest,
+    /// What it offers, in words that the transport does not read.
+    pub offer: String,
+}
+
 /// What a node asks that has certificates already; which node it is, the one that it shows in TLS says.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct RenewRequest {
@@ -116,4 +126,4 @@ macro_rules! archived {
     )+};
 }
 
-archived!(JoinRequest, RenewRequest, JoinAnswer);
+archived!(JoinRequest, JoinOffer, RenewRequest, JoinAnswer);

@@ -22,6 +22,8 @@ use crate::{
 
 /// Spoken by a node that has a token.
 pub(super) const JOIN: &[u8] = b"asterism-join/1";
+/// Spoken by a node that has a token and offers hosts that the cluster does not know.
+pub(super) const OFFER: &[u8] = b"asterism-offer/1";
 /// Spoken by a node that shows a certificate.
 pub(super) const RENEW: &[u8] = b"asterism-renew/1";
 
@@ -43,16 +45,17 @@ pub(super) fn server(identity: &Identity, ca: &str) -> Result<Arc<QuicServerConf
         .with_client_cert_verifier(nodes)
         .with_single_cert(chain, certificates::private_key(&identity.key)?)
         .map_err(|error| CertificateError::invalid("join certificate", error))?;
-    server.alpn_protocols = vec![JOIN.to_vec(), RENEW.to_vec()];
+    server.alpn_protocols = vec![JOIN.to_vec(), RENEW.to_vec(), OFFER.to_vec()];
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
     Ok(Arc::new(QuicServerConfig::try_from(server).expect("ring has QUIC's initial cipher suite")))
 }
 
-/// Trusts the CA that `pinned` names. Shows `identity` to renew it, or nothing to join.
+/// Trusts the CA that `pinned` names. Shows `identity` to renew it, or nothing to join, and says so by `joining`.
 pub(super) fn client(
     pinned: Arc<Pinned>,
     identity: Option<&Identity>,
+    joining: &'static [u8],
 ) -> Result<Arc<QuicClientConfig>, CertificateError> {
     let client = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -60,7 +63,7 @@ pub(super) fn client(
         .dangerous()
         .with_custom_certificate_verifier(pinned);
     let (mut client, protocol) = match identity {
-        None => (client.with_no_client_auth(), JOIN),
+        None => (client.with_no_client_auth(), joining),
         Some(Identity { certificate, key }) => {
             let (chain, key) = (certificates::certificate_chain(certificate)?, certificates::private_key(key)?);
             let shown = client.with_client_auth_cert(chain, key);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use crate::{
     cluster_event::EventId,
     error::{HostError, JobError},
     machine,
+    messages::Settings,
     store::{Entry, StateStore},
     supervisor::{
         command::SupervisorEvent,
@@ -67,7 +68,7 @@ pub struct Supervisor {
     actor: ActorRef<SupervisorMessage>,
     model: Arc<ModelFront>,
     method: MethodConfig,
-    context_hosts: ContextHosts,
+    context_hosts: Arc<RwLock<ContextHosts>>,
     writing: Arc<AtomicBool>,
     preparing: SharedCapacity,
     watchdog: Arc<Watchdog>,
@@ -83,8 +84,8 @@ impl Supervisor {
         store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let method = config.method.clone();
-        let context_hosts = config.context_hosts();
         let shell = SupervisorShell::restore(config, transport, store)?;
+        let context_hosts = Arc::new(RwLock::new(shell.state().context_hosts()));
         let (writing, watchdog) = (shell.writing(), shell.watchdog());
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
@@ -116,6 +117,21 @@ impl Supervisor {
     /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
     pub fn was_starved(&self) {
         let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Starved));
+    }
+
+    /// From now on the cluster is configured like this, and its hosts and nodes do what `settings` say.
+    ///
+    /// # Errors
+    /// When the supervisor is shutting down, or busy.
+    pub async fn reconfigure(&self, config: SupervisorConfig, settings: Settings) -> Result<(), JobError> {
+        let hosts = self.ask(move |shell| shell.reconfigure(config, settings)).await?;
+        *self.context_hosts.write().unwrap_or_else(PoisonError::into_inner) = hosts;
+        Ok(())
+    }
+
+    /// What jobs are planned for now.
+    fn context_hosts(&self) -> ContextHosts {
+        *self.context_hosts.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
@@ -211,7 +227,7 @@ impl Supervisor {
         (id, fingerprint): (String, Option<Fingerprint>),
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let (key, request) = (holder(&request), JobRequest { template_date, ..request });
         let prepared = self.prepared(&key, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
@@ -287,7 +303,7 @@ impl Supervisor {
     /// Encodes a context to be asked many times.
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
         self.admission_gate.check()?;
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
@@ -326,7 +342,7 @@ impl Supervisor {
         let grown = name.clone();
         let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
         let (session, asked) = found?;
-        let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
+        let (model, hosts, base) = (self.model.clone(), self.context_hosts(), session.context);
         let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
         let changes = vec![Subject::Session(name.clone()), Subject::Room];
         let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };

@@ -22,12 +22,12 @@ use crate::{
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
     machine,
-    messages::{HostCommand, HostMessage, MeasuredLink},
+    messages::{HostCommand, HostMessage, MeasuredLink, Settings},
     metric,
     store::StateStore,
     supervisor::{
         command::{SupervisorCommand, SupervisorEvent},
-        config::SupervisorConfig,
+        config::{ContextHosts, SupervisorConfig},
         shell::{
             events::{EventListener, Events},
             feed::{Feed, Listener},
@@ -85,6 +85,8 @@ pub struct SupervisorShell {
     /// Who waits for what a host measures, and the host's connection.
     measuring: Option<(u64, oneshot::Sender<Vec<MeasuredLink>>)>,
     watchdog: Arc<Watchdog>,
+    /// What hosts and nodes were told to do otherwise since they were started, for those that come.
+    settings: Option<Settings>,
 }
 
 impl Actor for SupervisorActor {
@@ -165,6 +167,7 @@ impl SupervisorShell {
             events: Events::of(unix.as_micros() as u64),
             measuring: None,
             watchdog: Arc::new(watchdog),
+            settings: None,
         })
     }
 
@@ -230,6 +233,19 @@ impl SupervisorShell {
             SupervisorMessage::Change(request) => self.journal.ask(request),
             SupervisorMessage::Written => {}
         }
+    }
+
+    /// From now on the cluster is configured like this, and hosts and nodes do what `settings` say. Returns what jobs are planned for then.
+    pub fn reconfigure(&mut self, config: SupervisorConfig, settings: Settings) -> ContextHosts {
+        let commands = self.state.reconfigure(self.now(), config);
+        let acts = self.journal.follow(commands);
+        self.perform(acts);
+        metric::record_config(self.state.config());
+        for (connection, (_, outbox)) in &self.connections {
+            outbox.send(settings_of(&settings, self.state.is_node(*connection)));
+        }
+        self.settings = Some(settings);
+        self.state.context_hosts()
     }
 
     /// Has accepted work wait for a self-test, or go on.
@@ -343,7 +359,11 @@ impl SupervisorShell {
             SupervisorCommand::Persist(_) | SupervisorCommand::Note(_) => {}
             SupervisorCommand::Send { connection, command } => {
                 if let Some((_, outbox)) = self.connections.get(&connection) {
+                    let welcomed = matches!(command, HostCommand::Welcome { .. });
                     outbox.send(command);
+                    if let Some(settings) = self.settings.as_ref().filter(|_| welcomed) {
+                        outbox.send(settings_of(settings, self.state.is_node(connection)));
+                    }
                 }
             }
             SupervisorCommand::Disconnect { connection, reason } => {
@@ -388,6 +408,12 @@ fn beside_others<T>(blocking: impl FnOnce() -> T) -> T {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(blocking),
         _ => blocking(),
     }
+}
+
+/// What of the settings a host or a node is told: cluster files are for nodes.
+fn settings_of(settings: &Settings, to_node: bool) -> HostCommand {
+    let cluster_file = settings.cluster_file.clone().filter(|_| to_node);
+    Settings { cluster_file, ..settings.clone() }.command()
 }
 
 /// Takes host connections in and turns what they say into events.

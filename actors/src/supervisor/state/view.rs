@@ -8,7 +8,7 @@ use crate::{
     error::JobError,
     messages::LinkPeer,
     supervisor::{
-        config::ReadyWhen,
+        config::{ContextHosts, ReadyWhen},
         tables::{contexts::SessionContexts, hosts::HostRecord},
     },
 };
@@ -37,6 +37,16 @@ pub struct JobFilter {
 }
 
 impl SupervisorState {
+    /// Whether a connection is a node agent's.
+    pub fn is_node(&self, connection: u64) -> bool {
+        self.hosts.is_node(connection)
+    }
+
+    /// What jobs are planned for: the context hosts that were not removed.
+    pub fn context_hosts(&self) -> ContextHosts {
+        self.config.context_hosts_of(self.hosts.wanted().map(|record| &record.spec))
+    }
+
     /// A job's number by its id.
     pub fn job_number(&self, id: &str) -> Option<u64> {
         self.jobs.number(id)

@@ -151,6 +151,32 @@ pub enum HelloVerdict {
 }
 
 impl HostRecord {
+    /// One that has not been there; `now` is when it begins to be silent.
+    fn new(spec: HostSpec, now: Duration) -> Self {
+        Self {
+            spec,
+            health: HostHealth::Starting,
+            connection: None,
+            hello: None,
+            last_heard: now,
+            spoke: now,
+            kv_bytes: 0,
+            idle_bytes: 0,
+            reported: HostReport::default(),
+            pace: Pace::default(),
+            numerics: None,
+            seen: Default::default(),
+            coming_since: None,
+            ready_since: now,
+            cause: None,
+            unfit: false,
+            kept: KeptHost::default(),
+            drain: None,
+            moved_away: Vec::new(),
+            given: SentTokens::default(),
+        }
+    }
+
     /// For `status`.
     pub fn status(&self, now: Duration, shards: usize) -> HostStatus {
         HostStatus {
@@ -243,29 +269,7 @@ pub struct Hosts {
 impl Hosts {
     /// None connected yet; `now` is when they begin to be silent.
     pub fn new(specs: &[HostSpec], now: Duration) -> Self {
-        let record = |spec: &HostSpec| HostRecord {
-            spec: spec.clone(),
-            health: HostHealth::Starting,
-            connection: None,
-            hello: None,
-            last_heard: now,
-            spoke: now,
-            kv_bytes: 0,
-            idle_bytes: 0,
-            reported: HostReport::default(),
-            pace: Pace::default(),
-            numerics: None,
-            seen: Default::default(),
-            coming_since: None,
-            ready_since: now,
-            cause: None,
-            unfit: false,
-            kept: KeptHost::default(),
-            drain: None,
-            moved_away: Vec::new(),
-            given: SentTokens::default(),
-        };
-        let records = specs.iter().map(record).collect();
+        let records = specs.iter().map(|spec| HostRecord::new(spec.clone(), now)).collect();
         let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
         let (by_connection, nodes) = Default::default();
@@ -281,6 +285,13 @@ impl Hosts {
             no_query_host_since: None,
             accusations: AccusationRecord::default(),
         }
+    }
+
+    /// A host that was not configured before; `now` is when it begins to be silent.
+    pub fn add(&mut self, spec: HostSpec, now: Duration) {
+        self.by_name.insert(spec.name.clone(), self.records.len());
+        self.started_as.push(spec.role);
+        self.records.push(HostRecord::new(spec, now));
     }
 
     /// All records.

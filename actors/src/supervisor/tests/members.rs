@@ -30,6 +30,27 @@ fn a_number_that_was_not_given_and_a_role_that_is_not_in_the_file_are_refused() 
 }
 
 #[test]
+fn a_host_that_is_configured_later_joins_and_jobs_are_planned_for_it() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    let endpoints = vec![Endpoint::new("quic", "127.0.0.1:2")];
+    let reason = refusal(&mut cluster, Hello { name: "c1".into(), start: 1, endpoints, ..Hello::default() });
+    assert!(reason.contains("no host named c1"), "{reason}");
+    assert_eq!(cluster.state.context_hosts().count, 1);
+    let mut more = config(2, 0);
+    more.hosts[0].labels.insert("rack".into(), "a".into());
+    more.max_queue = 9;
+    let commands = cluster.state.reconfigure(seconds(cluster.now), more);
+    cluster.note(commands);
+    let SupervisorConfig { hosts, max_queue, .. } = cluster.state.config();
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    assert_eq!((names, *max_queue), (vec!["c0", "q0", "c1"], 9), "hosts keep their indices");
+    assert_eq!(cluster.state.hosts.at(0).spec.labels["rack"], "a");
+    cluster.join(2, 1);
+    assert_eq!([0, 1, 2].map(|host| cluster.health(host)), [HostHealth::Ready; 3]);
+    assert_eq!(cluster.state.context_hosts().count, 2);
+}
+
+#[test]
 fn a_number_of_a_start_that_cannot_be_is_over_with_its_process() {
     let mut cluster = Cluster::ready(config(1, 0));
     let own = Hello {

@@ -45,7 +45,7 @@ pub struct Extension {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Joining {
-    /// The node that it is for, as the cluster file has it.
+    /// The node that it is for, as the cluster file has it; or a new one, which brings hosts of its own.
     pub node: String,
     /// Seconds until the token is refused.
     pub ttl_s: f64,
@@ -62,6 +62,23 @@ pub struct Token {
     pub supervisor: String,
     /// Seconds until it is refused.
     pub expires_s: f64,
+    /// Whether no host is on the node yet: it brings its own.
+    #[serde(default)]
+    pub new_node: bool,
+}
+
+/// `POST /api/v1/config`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyConfig {
+    /// The text of a cluster file.
+    pub file: String,
+    /// Nodes that joined with hosts of their own and are to go.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
+    /// Whether to say alone what it would change.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// A copy of the journal.

@@ -38,11 +38,6 @@ impl PeerRefusals {
         Arc::new(Self { metrics, nodes, members, turned_away: Mutex::default() })
     }
 
-    /// Whether the cluster file has hosts on a node of this name.
-    pub fn has_node(&self, name: &str) -> bool {
-        self.nodes.contains_key(name)
-    }
-
     /// Adds why hosts are not there whose machine was turned away lately.
     pub fn explain(&self, hosts: &mut [HostStatus]) {
         let turned_away = self.turned_away.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,6 +2,7 @@
 
 pub(crate) mod backup;
 pub(crate) mod cluster;
+pub(crate) mod config;
 pub(crate) mod events;
 pub(crate) mod health;
 pub(crate) mod hosts;

@@ -6,10 +6,13 @@ use asterism_actors::{JobError, api::ClusterStatus, supervisor::Supervisor};
 use asterism_transport::join::JoinListener;
 use tokio::sync::Notify;
 
-use crate::api::{
-    admin::{door::PeerRefusals, link_bench::LinkBench, self_test::SelfTest},
-    http::body::intake::Intake,
-    openai::Store,
+use crate::{
+    api::{
+        admin::{door::PeerRefusals, link_bench::LinkBench, self_test::SelfTest},
+        http::body::intake::Intake,
+        openai::Store,
+    },
+    processes::service::running::RunningFile,
 };
 
 /// What handlers work with.
@@ -29,6 +32,8 @@ pub struct AdminState {
     pub listen: SocketAddr,
     /// Where nodes use join tokens, if anywhere.
     pub joins: Option<Arc<JoinListener>>,
+    /// The cluster file, which may change.
+    pub file: RunningFile,
     /// What tries whether the cluster answers as it must.
     pub self_test: SelfTest,
     /// What measures links of the cluster.

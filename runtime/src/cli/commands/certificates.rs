@@ -109,12 +109,13 @@ fn token(globals: &Globals, args: &TokenArgs) -> Result<Exit, CliError> {
         Format::Table => output::print(&format!("{}\n", made.token))?,
         format => output::print_json(&made, format)?,
     }
-    let Token { join, supervisor, .. } = made;
+    let Token { join, supervisor, new_node, .. } = made;
+    let hosts = if new_node { " --hosts 'context x2'" } else { "" };
     globals.note(
         "put the token into a file on the node, say join-token, beside the cluster file; within the time, there:",
     );
     globals.note(format_args!(
-        "asterism node --join {supervisor} --token-file join-token --token-from {join} -f cluster.toml --name {node}"
+        "asterism node --join {supervisor} --token-file join-token --token-from {join} -f cluster.toml --name {node}{hosts}"
     ));
     Ok(Exit::Success)
 }

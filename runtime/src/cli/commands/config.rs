@@ -1,26 +1,32 @@
 //! `init`, `validate`, `config default` and `version`: about files and this program, never about a running cluster.
 
-use std::{net::SocketAddr, path::Path, thread::available_parallelism};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    thread::available_parallelism,
+};
 
 use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::{
+    api::admin::ApplyConfig,
     cli::{
         checks,
         output::{self, Table},
     },
+    client::Client,
     cluster::{
         Cluster, Host,
-        file::{ClusterFile, DType, Devices, Role},
+        file::{ClusterFile, DType, Devices, Role, changes::Change},
         sample::SAMPLE,
     },
     data_dir,
     error::{CliError, Exit},
-    globals::{Format, Globals},
-    observe::version::Version,
-    processes::local_hosts,
+    globals::{Format, Globals, ReadFile},
+    observe::{logging, version::Version},
+    processes::{local_hosts, service::running::Applied},
 };
 
 /// Keys that have no default, as comments of a cluster file.
@@ -87,6 +93,22 @@ pub struct InitArgs {
 pub enum ConfigVerb {
     /// Print every key that has a default, with it
     Default,
+    /// Have the running cluster be as a cluster file says, without a restart; what needs one is refused by its key
+    Apply(ApplyArgs),
+}
+
+/// `asterism config apply`
+#[derive(Args, Debug)]
+pub struct ApplyArgs {
+    /// The cluster file
+    #[arg(value_name = "FILE")]
+    pub path: PathBuf,
+    /// Say what it changes and what needs a restart, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// A node that joined with --hosts and is to go; several: each
+    #[arg(long, value_name = "NODE")]
+    pub without: Vec<String>,
 }
 
 /// Prints a cluster file.
@@ -211,9 +233,43 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
     cluster.hosts.iter().map(row).collect()
 }
 
+/// Runs a verb of the group.
+pub fn run(globals: &Globals, verb: ConfigVerb) -> Result<Exit, CliError> {
+    match verb {
+        ConfigVerb::Default => default(),
+        ConfigVerb::Apply(args) => apply(globals, &args),
+    }
+}
+
+/// `config apply`
+fn apply(globals: &Globals, args: &ApplyArgs) -> Result<Exit, CliError> {
+    logging::client(globals);
+    let named = Globals { file: Some(args.path.clone()), ..globals.clone() };
+    let ReadFile { text, .. } = named.read_cluster()?;
+    // The cluster that runs is the one of -f, or else of the file.
+    let client = Client::find(if globals.file.is_some() || globals.server.is_some() { globals } else { &named })?;
+    let request = ApplyConfig { file: text, without: args.without.clone(), dry_run: args.dry_run };
+    let Applied { changes, applied } = client.apply_config(&request)?;
+    output::print_rows(&changes, globals.format, |changes| {
+        let mut table = Table::new(["KEY", "BEFORE", "AFTER", "TAKES EFFECT"]);
+        for Change { key, before, after, takes } in changes {
+            let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
+            table.row([key.clone(), value(before), value(after), takes.to_string()]);
+        }
+        table
+    })?;
+    let needs = changes.iter().filter(|change| !change.takes.while_it_runs()).count();
+    globals.note(match (changes.len(), applied, needs) {
+        (0, ..) => "the cluster is as the file says".into(),
+        (all, true, _) => format!("changed: {all}; next: asterism host list"),
+        (all, false, 0) => format!("{all} changes, none of which needs a restart; without --dry-run they are made"),
+        (all, false, needs) => format!("{needs} of {all} changes need a restart, and none would be made without it"),
+    });
+    Ok(Exit::Success)
+}
+
 /// `config default`
-pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
-    let ConfigVerb::Default = verb;
+fn default() -> Result<Exit, CliError> {
     let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
     let tables =
         text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");

@@ -24,6 +24,21 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
     file
 }
 
+/// `file`, which another machine wrote, with the paths that this one has for itself: those of its `own` file.
+pub fn with_own_paths(mut file: ClusterFile, own: &ClusterFile) -> ClusterFile {
+    file.cluster.data_dir.clone_from(&own.cluster.data_dir);
+    file.model.path.clone_from(&own.model.path);
+    let (security, kept) = (&mut file.security, &own.security);
+    security.ca.clone_from(&kept.ca);
+    security.cert.clone_from(&kept.cert);
+    security.key.clone_from(&kept.key);
+    security.token_file.clone_from(&kept.token_file);
+    for (name, heads) in &own.models.heads {
+        file.models.heads.entry(name.clone()).and_modify(|known| known.path.clone_from(&heads.path));
+    }
+    file
+}
+
 /// Puts `home` in the place of a `~` that a path begins with, as a shell does.
 pub(super) fn at_home(file: &mut ClusterFile, home: Option<&str>) -> Result<(), FileError> {
     let mut data_dir = file.cluster.data_dir.take();
@@ -49,6 +64,16 @@ pub(super) fn at_home(file: &mut ClusterFile, home: Option<&str>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::super::parse;
+
+    #[test]
+    fn a_machine_keeps_its_own_paths() {
+        let file = |folder: &str, hosts: &str| {
+            let paths = "version = 1\n[cluster]\ndata_dir = \"DIR/data\"\n[model]\npath = \"DIR/tiny\"\n[security]\ntoken_file = \"DIR/token\"\n[models.heads.a]\npath = \"DIR/heads\"\n";
+            parse(&(paths.replace("DIR", folder) + hosts), []).unwrap()
+        };
+        let hosts = "[[host]]\nname = \"a\"\nrole = \"context\"\n";
+        assert_eq!(super::with_own_paths(file("there", hosts), &file("here", "")), file("here", hosts));
+    }
 
     #[test]
     fn a_tilde_is_home_wherever_the_file_names_a_path() {

@@ -3,25 +3,29 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use asterism_actors::{
-    messages::HostMessage,
+    messages::{HostMessage, Settings},
     node::{NodeLink, NodeOrder},
 };
 use tokio::sync::mpsc;
 
-use super::{Fate, HostExit, NodeAgent, Orders};
+use super::{Fate, HostExit, NodeAgent, Watched};
 use crate::{
+    certificates::{credentials, renewal},
     cluster::{Cluster, Host},
     error::CliError,
+    observe::logging,
     processes::wiring,
 };
 
 /// An agent tied to its supervisor.
 pub struct SupervisorTie {
-    orders: Orders,
+    agent: NodeAgent,
     exits: mpsc::UnboundedReceiver<HostExit>,
-    /// Where exits go, by host.
+    /// Where exits go, by node.
     up: BTreeMap<String, mpsc::UnboundedSender<HostMessage>>,
     ordered: mpsc::UnboundedReceiver<NodeOrder>,
+    /// Where nodes get certificates, if the cluster file does not say.
+    desk: Option<SocketAddr>,
 }
 
 impl SupervisorTie {
@@ -34,12 +38,10 @@ impl SupervisorTie {
     ) -> Result<Self, CliError> {
         let (order, ordered) = mpsc::unbounded_channel();
         let mut links = BTreeMap::new();
-        let mut up = BTreeMap::new();
         for host in hosts {
             if !links.contains_key(&host.node) {
-                let of_node = |name: &str| cluster.host(name).is_some_and(|other| other.node == host.node);
-                let mut watched = agent.watched(of_node);
-                let look = Box::new(move || watched.look());
+                let (mut watched, agent, node) = (Watched::default(), agent.clone(), host.node.clone());
+                let look = Box::new(move || watched.look(&agent.of_node(&node)));
                 let NodeLink { orders: mut from, exits } = wiring::node_link(cluster, &host.node, listen, look)?;
                 let order = order.clone();
                 tokio::spawn(async move {
@@ -51,9 +53,14 @@ impl SupervisorTie {
                 });
                 links.insert(host.node.clone(), exits);
             }
-            up.insert(host.name.clone(), links[&host.node].clone());
         }
-        Ok(Self { orders: agent.orders(), exits, up, ordered })
+        Ok(Self { agent: agent.clone(), exits, up: links, ordered, desk: None })
+    }
+
+    /// Hosts that are to be started later get their certificates there.
+    #[must_use]
+    pub fn certified_at(self, desk: Option<SocketAddr>) -> Self {
+        Self { desk, ..self }
     }
 
     /// Carries news and orders until the supervisor ends the cluster.
@@ -65,8 +72,13 @@ impl SupervisorTie {
             tokio::select! {
                 Some(exit) = self.exits.recv() => self.report(exit),
                 order = self.ordered.recv() => match order {
-                    Some(NodeOrder::Kill { host, start }) => self.orders.kill(&host, start),
-                    Some(NodeOrder::Start { host }) => self.orders.start(&host),
+                    Some(NodeOrder::Kill { host, start }) => self.agent.kill(&host, start),
+                    Some(NodeOrder::Start { host }) => self.agent.start_host(&host),
+                    Some(NodeOrder::Configure(settings)) => {
+                        if let Err(error) = self.configure(settings).await {
+                            tracing::error!(%error, hint = error.hint, "this node does not do what it was told to do otherwise");
+                        }
+                    }
                     Some(NodeOrder::Refused { reason }) => {
                         return Err(CliError::unreachable(format!("the supervisor refuses this node: {reason}"))
                             .hint("give supervisor and node the same cluster file"));
@@ -77,6 +89,29 @@ impl SupervisorTie {
         }
     }
 
+    /// Does what the supervisor wants done otherwise: hosts that are new here are started. Those that are in the file no more end when the
+    /// supervisor has taken their work.
+    async fn configure(&mut self, settings: Settings) -> Result<(), CliError> {
+        if let Some(filter) = &settings.log {
+            logging::change(filter)?;
+        }
+        let Some(text) = settings.cluster_file else { return Ok(()) };
+        let cluster = self.agent.start_from(&text)?;
+        let new = |host: &&Host| self.up.contains_key(&host.node) && !self.agent.keeps(&host.name);
+        let hosts: Vec<&Host> = cluster.hosts.iter().filter(new).collect();
+        let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
+        credentials::provide(&cluster, members.iter().copied())?;
+        for node in self.up.keys() {
+            let of_node = hosts.iter().filter(|host| host.node == *node).map(|host| host.member()).collect::<Vec<_>>();
+            renewal::bring(&cluster, (node, &of_node), self.desk).await?;
+        }
+        for host in &hosts {
+            tracing::info!(host = host.name, node = host.node, "is new here and started");
+        }
+        self.agent.add(&cluster, &hosts);
+        Ok(())
+    }
+
     fn report(&self, exit: HostExit) {
         log(&exit);
         let restarting = exit.restarting();
@@ -84,7 +119,7 @@ impl SupervisorTie {
         if let Fate::GivenUp { reason } = fate {
             cause = format!("{cause} ({reason})");
         }
-        if let Some(up) = self.up.get(&host) {
+        if let Some(up) = self.agent.node_of(&host).and_then(|node| self.up.get(&node)) {
             // A link that has ended was told to: nobody wants the news.
             let _ = up.send(HostMessage::Exited { host, start, cause, restarting });
         }

@@ -31,8 +31,10 @@ pub async fn create_token(
     }
     let joins = state.joins.clone().ok_or_else(Refusal::joining_closed)?;
     let node = body.0.node.clone();
-    if !state.door.has_node(&node) {
-        return Err(Refusal::invalid("node", format!("no host of a node named '{node}' is in the cluster file")));
+    let cluster = state.file.cluster();
+    let new_node = cluster.node_address(&node).is_none();
+    if new_node {
+        cluster.check_new_node(&node).map_err(|error| Refusal::invalid("node", error))?;
     }
     let asked = Duration::try_from_secs_f64(body.0.ttl_s).ok();
     let lifetime = asked.filter(|lifetime| !lifetime.is_zero() && *lifetime <= LONGEST);
@@ -46,5 +48,5 @@ pub async fn create_token(
     let created = actix_web::web::block(move || joins.create_token(Some(&node), lifetime)).await;
     let token = created.map_err(|error| Refusal::failed("join_store", error))?;
     let token = token.map_err(|error| Refusal::failed(error.code(), &error))?.reveal();
-    Ok(Json(Token { token, join, supervisor: state.listen.to_string(), expires_s: lifetime.as_secs_f64() }))
+    Ok(Json(Token { token, join, supervisor: state.listen.to_string(), expires_s: lifetime.as_secs_f64(), new_node }))
 }

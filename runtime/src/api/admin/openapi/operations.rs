@@ -9,10 +9,11 @@ use schemars::JsonSchema;
 use super::schema::{Make, schema};
 use crate::{
     api::admin::{
-        Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
+        ApplyConfig, Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
         bodies::{Copied, Stopping},
     },
     observe::version::Version,
+    processes::service::running::Applied,
 };
 
 /// One thing to ask.
@@ -188,6 +189,12 @@ pub const OPERATIONS: &[Operation] = &[
         ("create_join_token", "A token for one further machine."),
         request_schema::<Joining>(),
         response_schema::<Token>(),
+    ),
+    post(
+        "/api/v1/config",
+        ("apply_config", "Has the cluster be as another cluster file says."),
+        request_schema::<ApplyConfig>(),
+        response_schema::<Applied>(),
     ),
     post(
         "/api/v1/self-test",

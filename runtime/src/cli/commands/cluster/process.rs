@@ -3,7 +3,7 @@
 use std::{
     fmt,
     io::{Read, Write},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     pin::{Pin, pin},
     time::Duration,
@@ -14,6 +14,7 @@ use asterism_transport::certificates::MemberRole;
 use clap::Args;
 use tokio::sync::watch;
 
+use super::offering::Offering;
 use crate::{
     certificates::{credentials, joining, renewal},
     cluster::{Cluster, Host},
@@ -65,6 +66,12 @@ pub struct NodeArgs {
     /// Where this node gets its certificates [default: security.join_listen]
     #[arg(long, value_name = "ADDRESS")]
     pub token_from: Option<SocketAddr>,
+    /// Hosts of a node that is in no cluster file, such as 'context x2, device=cpu'; several: each
+    #[arg(long, value_name = "ROLE [xN][, KEY=VALUE]", requires = "name")]
+    pub hosts: Vec<String>,
+    /// Where other machines reach a node that is in no cluster file [default: the address that it calls the supervisor from]
+    #[arg(long, value_name = "IP", requires = "hosts")]
+    pub address: Option<IpAddr>,
 }
 
 /// `asterism host`
@@ -86,7 +93,7 @@ pub struct HostArgs {
 
 /// Serves the cluster until asked to end.
 pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliError> {
-    let mut cluster = globals.cluster()?;
+    let ReadFile { mut cluster, text, directory } = globals.read_cluster()?;
     logging::process(&cluster.log, globals)?;
     cluster.listen = args.listen.unwrap_or(cluster.listen);
     cluster.admin_listen = args.admin_listen.unwrap_or(cluster.admin_listen);
@@ -108,7 +115,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
             }
         };
         let service = tokio::select! {
-            service = SupervisorService::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
+            service = SupervisorService::start(&cluster, (&text, &directory), |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
             signal = signals.next() => {
                 tracing::info!("ends: {signal}");
                 return Ok(signal.exit());
@@ -144,6 +151,16 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
 pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let ReadFile { cluster, text, directory } = globals.read_cluster()?;
     logging::process(&cluster.log, globals)?;
+    let offering = match &args.name {
+        Some(name) if !args.hosts.is_empty() => {
+            Some(Offering::new((&text, &directory), (name, args.address), (&args.hosts, args.join))?)
+        }
+        _ => None,
+    };
+    let (cluster, text, offer) = match offering {
+        Some(Offering { cluster, text, hosts }) => (cluster, text, Some(hosts)),
+        None => (cluster, text, None),
+    };
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Node(name))?;
@@ -154,7 +171,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let launch = Launch::new(StartFile::new(copy, &directory, text), args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
-            joining::join(&cluster, (name, &members), token_file, args.token_from).await?;
+            joining::join(&cluster, (name, &members, offer.as_deref()), token_file, args.token_from).await?;
         }
         let own = members.iter().copied().chain([(MemberRole::Node, name)]);
         credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
@@ -163,7 +180,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?;
+        let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?.certified_at(args.token_from);
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let manager = ServiceManager::of_environment()
             .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
