@@ -4,11 +4,11 @@ mod actor;
 pub(crate) mod joining;
 mod process;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, KernelError};
 use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
-use asterism_transport::{DataPlane, Endpoint, Transport};
+use asterism_transport::{DataPlane, Endpoint, PlacePort, Transport};
 use ractor::ActorRef;
 use tokio::{
     sync::{oneshot, watch},
@@ -49,7 +49,7 @@ pub struct HostConfig {
     /// Whether it generates; the model it loads needs its head then.
     pub generates: bool,
     /// Where the supervisor listens.
-    pub supervisor: SocketAddr,
+    pub supervisor: PlacePort,
     /// The node's number of this process: larger at each start of this host.
     pub start: u64,
     /// How long a host that lost its supervisor works on and tries to reach it.
@@ -79,7 +79,7 @@ pub enum HostEnd {
 
 impl HostConfig {
     /// What the role needs: a context host encodes, a query host generates, a spare does both.
-    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, start: u64) -> Self {
+    pub fn new(name: &str, role: HostRole, supervisor: impl Into<PlacePort>, start: u64) -> Self {
         let (encodes, generates) = match role {
             HostRole::Context => (true, false),
             HostRole::Query => (false, true),
@@ -93,7 +93,7 @@ impl HostConfig {
             role,
             encodes,
             generates,
-            supervisor,
+            supervisor: supervisor.into(),
             start,
             patience,
             piece_bytes,
@@ -224,7 +224,7 @@ pub async fn run<B: Backend>(
     loader: ModelLoader<B>,
 ) -> Result<HostEnd, HostError> {
     let hello = config.hello(transports.data.endpoints());
-    let joining = joining::join(hello, config.supervisor, transports.control.as_ref()).await;
+    let joining = joining::join(hello, &config.supervisor, transports.control.as_ref()).await;
     let first = match joining {
         Ok(joined) => joined,
         Err(error) => {
@@ -381,7 +381,7 @@ impl<B: Backend> Host<B> {
                 return Err(HostError::Lost { host: self.config.name.clone(), cause });
             };
             tokio::time::sleep(wait).await;
-            let joining = joining::join(self.hello().await, self.config.supervisor, self.transports.control.as_ref());
+            let joining = joining::join(self.hello().await, &self.config.supervisor, self.transports.control.as_ref());
             match tokio::time::timeout(left, joining).await {
                 Ok(Ok(joined)) => return Ok(joined),
                 Ok(Err(error)) if joining::is_final(&error) => return Err(error),

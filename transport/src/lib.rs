@@ -30,4 +30,5 @@ pub use frame::{
     PROTOCOL_VERSION, PayloadType, codec,
 };
 pub use link::measure;
+pub use link::place::{Place, PlaceError, PlacePort};
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};

@@ -1,11 +1,12 @@
 //! What ties an agent to its supervisor: ends of hosts go up, orders come down. Starts and ends nothing itself.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::collections::BTreeMap;
 
 use asterism_actors::{
     messages::HostMessage,
     node::{NodeLink, NodeOrder},
 };
+use asterism_transport::PlacePort;
 use tokio::sync::mpsc;
 
 use super::{Fate, HostExit, NodeAgent, Orders};
@@ -29,7 +30,7 @@ impl SupervisorTie {
     pub fn new(
         cluster: &Cluster,
         hosts: &[&Host],
-        listen: SocketAddr,
+        listen: &PlacePort,
         (agent, exits): (&NodeAgent, mpsc::UnboundedReceiver<HostExit>),
     ) -> Result<Self, CliError> {
         let (order, ordered) = mpsc::unbounded_channel();
