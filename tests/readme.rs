@@ -28,6 +28,7 @@ const PAGES: &[(&str, bool)] = &[
     ("docs/methods.md", true),
     ("docs/security.md", true),
     ("docs/operations.md", false),
+    ("docs/deploy.md", false),
     ("docs/measuring.md", true),
 ];
 
@@ -49,6 +50,13 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
         Some("asterism cert token --node local --ttl 1h > join-token"),
         "the sample's node",
     ),
+    ("sbatch ", Some("asterism launch slurm --help"), "a Slurm; tests/slurm.sh runs it on one"),
+    ("srun ", None, "a Slurm; tests/slurm.sh runs it on one"),
+    ("deploy/slurm/interactive", None, "a Slurm; tests/slurm.sh runs it on one"),
+    ("cargo build --profile dist", None, "builds for minutes"),
+    ("deploy/kubernetes/image", None, "needs umoci; deploy/kubernetes/check runs it"),
+    ("skopeo copy", None, "a registry"),
+    ("kubectl ", None, "a Kubernetes; deploy/kubernetes/check and tests/kubernetes.rs hold the manifests to it"),
     ("asterism eval ruler", Some(RULER), "300 questions"),
     ("asterism eval real", Some(REAL), "160 questions"),
     ("asterism eval niah", Some(NIAH), "30 questions, half of them of 16k tokens"),

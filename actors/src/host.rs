@@ -54,7 +54,7 @@ pub async fn run<B: Backend>(
     loader: ModelLoader<B>,
 ) -> Result<HostEnd, HostError> {
     let hello = config.hello(transports.data.endpoints());
-    let joining = joining::join(hello, config.supervisor, transports.control.as_ref()).await;
+    let joining = joining::join(hello, &config.supervisor, transports.control.as_ref()).await;
     let first = match joining {
         Ok(joined) => joined,
         Err(error) => {
@@ -219,7 +219,7 @@ impl<B: Backend> Host<B> {
                 return Err(HostError::Lost { host: self.config.name.clone(), cause });
             };
             tokio::time::sleep(wait).await;
-            let joining = joining::join(self.hello().await, self.config.supervisor, self.transports.control.as_ref());
+            let joining = joining::join(self.hello().await, &self.config.supervisor, self.transports.control.as_ref());
             match tokio::time::timeout(left, joining).await {
                 Ok(Ok(joined)) => return Ok(joined),
                 Ok(Err(error)) if joining::is_final(&error) => return Err(error),

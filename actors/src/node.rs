@@ -90,7 +90,7 @@ impl Agent {
         let (mut backoff, mut stated) = (Backoff::default(), String::new());
         loop {
             let hello = Hello { cluster: self.cluster, ..self.config.hello(Vec::new()) };
-            match joining::join(hello, self.config.supervisor, self.transport.as_ref()).await {
+            match joining::join(hello, &self.config.supervisor, self.transport.as_ref()).await {
                 Ok(joined) => {
                     (self.cluster, backoff) = (joined.cluster, Backoff::default());
                     let Some(cause) = self.serve(joined).await else { return };

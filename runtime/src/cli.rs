@@ -17,7 +17,7 @@ use crate::{
 };
 use commands::{
     bench, certificates, chaos,
-    cluster::{self, backup, events, host, process, top},
+    cluster::{self, backup, events, host, launch, process, top},
     completions, config, demo, doctor, evaluate,
     jobs::{job, plan, session},
     model, self_test,
@@ -46,6 +46,9 @@ pub enum Verb {
     Up(cluster::UpArgs),
     /// Stop the cluster
     Down(cluster::DownArgs),
+    /// Start a cluster on the nodes of a batch system's job
+    #[command(subcommand)]
+    Launch(launch::LaunchVerb),
     /// Show hosts and jobs
     Status,
     /// Show hosts, jobs and sessions on the terminal, again and again; `q` ends it
@@ -123,6 +126,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Validate => config::validate(globals),
         Verb::Up(args) => cluster::up(globals, &args),
         Verb::Down(args) => cluster::down(globals, &args),
+        Verb::Launch(verb) => launch::run(globals, &verb),
         Verb::Status => cluster::status(globals),
         Verb::Top(args) => top::run(globals, &args),
         Verb::Events(args) => events::run(globals, &args),

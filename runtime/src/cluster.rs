@@ -14,13 +14,14 @@ mod security;
 pub mod size;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use asterism_actors::supervisor::{Liveness, MixedNumerics, ReadyWhen, SessionLimits};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
+use asterism_transport::Place;
 
 pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
 use clashes::{check_free, check_name, check_tcp_ports};
@@ -175,8 +176,8 @@ impl Cluster {
     }
 
     /// Where the hosts of a node are reached, without a port.
-    pub fn node_address(&self, name: &str) -> Option<IpAddr> {
-        self.hosts.iter().find(|host| host.node == name).map(|host| host.address.ip())
+    pub fn node_place(&self, name: &str) -> Option<&Place> {
+        self.hosts.iter().find(|host| host.node == name).map(|host| &host.address.place)
     }
 
     /// Refuses the name of a node that is to join with hosts of its own where it is none, or somebody else's.

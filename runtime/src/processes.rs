@@ -19,6 +19,7 @@ use crate::cluster::{Cluster, Host};
 
 /// Hosts whose node is this machine: its address can be listened on here.
 pub fn local_hosts(cluster: &Cluster) -> Vec<&Host> {
-    let is_local = |host: &&Host| UdpSocket::bind((host.address.ip(), 0)).is_ok();
+    let is_local =
+        |host: &&Host| host.address.place.resolve().and_then(|address| UdpSocket::bind((address, 0))).is_ok();
     cluster.hosts.iter().filter(is_local).collect()
 }

@@ -56,6 +56,14 @@ pub enum TransportError {
         /// What was observed.
         cause: String,
     },
+    /// A name has no address, or none can be asked for.
+    #[error("the name {name} has no address: {cause}; check the name, and what this machine resolves names by")]
+    NoAddress {
+        /// The name.
+        name: String,
+        /// The system's words.
+        cause: String,
+    },
     /// A peer and this host have no transport in common.
     #[error("the peer offers {offered} and this host has {own}; set [transport] data so that they have one in common")]
     NoWay {
@@ -141,6 +149,7 @@ impl TransportError {
             Self::ProtocolVersion { .. } => "protocol_version",
             Self::Handshake { .. } => "handshake",
             Self::Unreachable { .. } => "unreachable",
+            Self::NoAddress { .. } => "no_address",
             Self::NoWay { .. } => "no_way",
             Self::TimedOut { .. } => "timed_out",
             Self::Closed { .. } => "closed",

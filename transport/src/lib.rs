@@ -31,4 +31,5 @@ pub use frame::{
     version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, SpokenVersions},
 };
 pub use link::measure;
+pub use link::place::{Place, PlaceError, PlacePort};
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};

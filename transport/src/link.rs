@@ -1,6 +1,7 @@
 //! What every transport is made of: a transport, links to peers, channels of frames, and who counts what passes. Sends nothing itself.
 
 pub mod measure;
+pub mod place;
 
 use std::{
     future::poll_fn,

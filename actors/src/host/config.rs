@@ -1,8 +1,8 @@
 //! Who a host's process is, what it is started with and what it talks through.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use asterism_transport::{DataPlane, Endpoint, Transport};
+use asterism_transport::{DataPlane, Endpoint, PlacePort, Transport};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -31,7 +31,7 @@ pub struct HostConfig {
     /// Whether it generates; the model it loads needs its head then.
     pub generates: bool,
     /// Where the supervisor listens.
-    pub supervisor: SocketAddr,
+    pub supervisor: PlacePort,
     /// The node's number of this process: larger at each start of this host.
     pub start: u64,
     /// How long a host that lost its supervisor works on and tries to reach it.
@@ -54,7 +54,7 @@ pub struct HostConfig {
 
 impl HostConfig {
     /// What the role needs: a context host encodes, a query host generates, a spare does both.
-    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, start: u64) -> Self {
+    pub fn new(name: &str, role: HostRole, supervisor: impl Into<PlacePort>, start: u64) -> Self {
         let (encodes, generates) = match role {
             HostRole::Context => (true, false),
             HostRole::Query => (false, true),
@@ -68,7 +68,7 @@ impl HostConfig {
             role,
             encodes,
             generates,
-            supervisor,
+            supervisor: supervisor.into(),
             start,
             patience,
             piece_bytes,

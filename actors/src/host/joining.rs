@@ -1,8 +1,8 @@
 //! How a process joins its supervisor: a link, a hello, a welcome. Decides nothing about what it is told later.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use asterism_transport::{Link, Transport, TransportError, certificates::MemberRole};
+use asterism_transport::{Link, PlacePort, Transport, TransportError, certificates::MemberRole};
 
 use crate::{
     authority::{self, Action, Party},
@@ -34,14 +34,15 @@ pub struct Joined {
     pub incarnation: u64,
 }
 
-/// Sends hello and waits for the welcome. Who has no certificate of a supervisor receives nothing.
-pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transport) -> Result<Joined, HostError> {
+/// Sends hello and waits for the welcome; where the supervisor is called by a name, that is resolved anew. Who has no certificate of a
+/// supervisor receives nothing.
+pub async fn join(hello: Hello, supervisor: &PlacePort, transport: &dyn Transport) -> Result<Joined, HostError> {
     let host = hello.name.clone();
     let unreachable = |cause: TransportError| {
         let (host, address) = (host.clone(), supervisor.to_string());
         HostError::Supervisor { host, address, cause: Box::new(cause) }
     };
-    let link = transport.connect(supervisor).await.map_err(unreachable)?;
+    let link = transport.connect(supervisor.look_up().await.map_err(unreachable)?).await.map_err(unreachable)?;
     let party = authority::party(link.peer(), Party::Member(MemberRole::Supervisor));
     if let Err(denied) = authority::check(party, Action::Welcome) {
         let got = link::peer_name(link.as_ref());

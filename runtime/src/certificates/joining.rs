@@ -3,13 +3,14 @@
 
 use std::{
     fs, io,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use asterism_actors::authority::{self, Action, Party};
 use asterism_transport::{
+    Place, PlacePort,
     certificates::{CertificateAuthority, Member, MemberRole},
     join::{self, Asked, JoinAddress, JoinConfig, JoinError, JoinListener, JoinRules, JoinToken, TokenRecord},
 };
@@ -69,7 +70,7 @@ pub async fn join(
     cluster: &Cluster,
     (node, hosts, offer): (&str, &[NamedMember<'_>], Option<&str>),
     token_file: &Path,
-    from: Option<SocketAddr>,
+    from: Option<&PlacePort>,
 ) -> Result<(), CliError> {
     let members: Vec<NamedMember<'_>> = hosts.iter().copied().chain([(MemberRole::Node, node)]).collect();
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
@@ -84,7 +85,7 @@ pub async fn join(
         return Ok(());
     }
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
-    let at = join_address(cluster, from, node)?;
+    let at = join_address(cluster, from, node).await?;
     let issued = match offer {
         Some(offer) => join::join_offering(at, &token, (node, offer.to_owned()), &names).await,
         None => join::join(at, &token, node, &names).await,
@@ -97,13 +98,18 @@ pub async fn join(
 }
 
 /// Where certificates are given out to a node: at `from`, or where the cluster file says.
-pub fn join_address(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<JoinAddress, CliError> {
-    let listener = from.or(cluster.security.join_listen).filter(|address| address.port() != 0);
-    let at = |listener| JoinAddress { listener, node: cluster.node_address(node) };
-    listener.map(at).ok_or_else(|| {
+pub async fn join_address(cluster: &Cluster, from: Option<&PlacePort>, node: &str) -> Result<JoinAddress, CliError> {
+    let listener = from.cloned().or(cluster.security.join_listen.map(PlacePort::from)).filter(|at| at.port != 0);
+    let listener = listener.ok_or_else(|| {
         CliError::usage("it is not known where nodes get certificates")
             .hint("add --token-from ADDRESS, as `asterism cert token` printed it, or [security] join_listen")
-    })
+    })?;
+    let unknown = |error| CliError::unreachable(error).hint("the names of nodes and supervisor must have addresses");
+    let own = match cluster.node_place(node) {
+        Some(place) => Some(PlacePort { place: place.clone(), port: 0 }.look_up().await.map_err(unknown)?.ip()),
+        None => None,
+    };
+    Ok(JoinAddress { listener: listener.look_up().await.map_err(unknown)?, node: own })
 }
 
 /// A token or a node that is refused ends a command with exit 6; an address that does not answer, with 3.
@@ -153,9 +159,22 @@ impl JoinRules for NodeJoinRules {
 
     fn objection(&self, Asked { node, from, names, serial }: &Asked<'_>) -> Option<String> {
         let cluster = (self.context.cluster)();
-        let (from, expected) = (from.to_canonical(), cluster.node_address(node)?);
-        if from != expected {
-            return Some(format!("it asks from {from}, and the cluster file has it at {expected}"));
+        let (from, place) = (from.to_canonical(), cluster.node_place(node)?);
+        match place.resolve() {
+            Ok(expected) if from == expected => {}
+            Ok(expected) if *place == Place::Address(expected) => {
+                return Some(format!("it asks from {from}, and the cluster file has it at {expected}"));
+            }
+            Ok(expected) => {
+                return Some(format!(
+                    "it asks from {from}, and the cluster file has it at {place}, which is {expected} now"
+                ));
+            }
+            Err(error) => {
+                return Some(format!(
+                    "it asks from {from}, and its name in the cluster file, {place}, has no address: {error}"
+                ));
+            }
         }
         match serial {
             Some(serial) => revocation::serials(&cluster).contains(*serial).then(|| {

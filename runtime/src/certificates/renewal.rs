@@ -1,11 +1,8 @@
 //! How a node that joined by token gets new certificates before its own end. Its processes take them from their files.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
-use asterism_transport::{certificates::Credentials, join};
+use asterism_transport::{PlacePort, certificates::Credentials, join};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
@@ -25,16 +22,16 @@ pub const ASK_RENEWAL_EVERY: Duration = Duration::from_secs(10);
 
 /// Renews the certificates of the node called `node` and of `hosts`, now and from time to time, where the CA's key is: at
 /// `from`, or where the cluster file says.
-pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<SocketAddr>) {
+pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<PlacePort>) {
     let (cluster, node) = (cluster.clone(), node.to_owned());
-    follow_revoked(cluster.clone(), node.clone(), from);
+    follow_revoked(cluster.clone(), node.clone(), from.clone());
     let names: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).chain([node.clone()]).collect();
     tokio::spawn(async move {
         let mut ticks = interval(RENEWAL_LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match renew(&cluster, (&node, &names), from, SystemTime::now()).await {
+            match renew(&cluster, (&node, &names), from.as_ref(), SystemTime::now()).await {
                 Ok(0) => {}
                 Ok(certificates) => tracing::info!(node, certificates, "has new certificates"),
                 Err(error) => {
@@ -49,12 +46,12 @@ pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<Sock
 pub async fn bring(
     cluster: &Cluster,
     (node, members): (&str, &[NamedMember<'_>]),
-    from: Option<SocketAddr>,
+    from: Option<&PlacePort>,
 ) -> Result<(), CliError> {
     if !credentials::are_wanting(cluster, members) {
         return Ok(());
     }
-    let address = joining::desk_at(cluster, from, node)?;
+    let address = joining::join_address(cluster, from, node).await?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
     for (name, issued) in join::renew(address, &current, &names).await.map_err(joining::refusal)? {
@@ -64,14 +61,14 @@ pub async fn bring(
 }
 
 /// Brings the list of revoked certificates from where the CA's key is, again and again, where certificates came from there.
-fn follow_revoked(cluster: Cluster, node: String, from: Option<SocketAddr>) {
+fn follow_revoked(cluster: Cluster, node: String, from: Option<PlacePort>) {
     tokio::spawn(async move {
         let mut ticks = interval(ASK_RENEWAL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stated = String::new();
         loop {
             ticks.tick().await;
-            let error = match ask_revoked(&cluster, &node, from).await {
+            let error = match ask_revoked(&cluster, &node, from.as_ref()).await {
                 Ok(()) => String::new(),
                 Err(error) => error.message,
             };
@@ -83,11 +80,11 @@ fn follow_revoked(cluster: Cluster, node: String, from: Option<SocketAddr>) {
     });
 }
 
-async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) -> Result<(), CliError> {
+async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<&PlacePort>) -> Result<(), CliError> {
     if !credentials::are_brought(cluster) {
         return Ok(());
     }
-    let at = joining::join_address(cluster, from, node)?;
+    let at = joining::join_address(cluster, from, node).await?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     let reported = join::revoked(at, &current).await.map_err(joining::refusal)?;
     revocation::take_over(cluster, reported, SystemTime::now()).map(drop)
@@ -97,14 +94,14 @@ async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) ->
 async fn renew(
     cluster: &Cluster,
     (node, names): (&str, &[String]),
-    from: Option<SocketAddr>,
+    from: Option<&PlacePort>,
     now: SystemTime,
 ) -> Result<usize, CliError> {
     let due: Vec<String> = credentials::due(cluster, names, now).into_iter().map(str::to_owned).collect();
     if due.is_empty() {
         return Ok(0);
     }
-    let address = joining::join_address(cluster, from, node)?;
+    let address = joining::join_address(cluster, from, node).await?;
     let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     for (name, issued) in join::renew(address, &current, &due).await.map_err(joining::refusal)? {
         issued.save(&members::identity_folder(cluster, &name)).map_err(credentials::refusal)?;
@@ -158,7 +155,8 @@ mod tests {
     async fn a_node_renews_when_a_third_is_left_and_gets_its_own_names_only() {
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let (authority, listener) = rules(folders[0].path());
-        let (cluster, from) = (cluster(folders[1].path()), Some(listener.local_address()));
+        let (cluster, from) = (cluster(folders[1].path()), PlacePort::from(listener.local_address()));
+        let from = Some(&from);
         let now = SystemTime::now();
         // An hour before now until half an hour after now, and a host of another node that was here once.
         for name in ["context-0", "b", "context-1"] {

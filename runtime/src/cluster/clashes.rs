@@ -2,6 +2,8 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
+use asterism_transport::{Place, PlacePort};
+
 use super::{ClusterError, Host};
 
 /// Certificates and logs are found by name, so that these two are the supervisor's and `up`'s own.
@@ -19,10 +21,20 @@ pub(super) fn check_tcp_ports(listeners: [(&'static str, Option<SocketAddr>); 3]
     for (at, (second, address)) in listeners.iter().enumerate() {
         if let Some((first, _)) = listeners[..at].iter().find(|(_, other)| overlap(*other, *address)) {
             let [first, second] = [first, second].map(|key| (*key).to_owned());
-            return Err(ClusterError::PortTaken { first, second, address: *address });
+            return Err(ClusterError::PortTaken { first, second, address: (*address).into() });
         }
     }
     Ok(())
+}
+
+/// Whether two processes could not listen at both. What a name stands for is not known here.
+fn meet(one: &PlacePort, other: &PlacePort) -> bool {
+    match (&one.place, &other.place) {
+        (Place::Address(a), Place::Address(b)) => {
+            overlap(SocketAddr::new(*a, one.port), SocketAddr::new(*b, other.port))
+        }
+        _ => one == other && one.port != 0,
+    }
 }
 
 /// Whether two processes of one machine could not listen at both.
@@ -60,16 +72,13 @@ pub(super) fn check_processes(hosts: &[Host]) -> Result<(), ClusterError> {
 }
 
 pub(super) fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), ClusterError> {
-    let mut taken = vec![("cluster.listen", listen)];
-    for host in hosts.iter().filter(|host| host.address.port() != 0) {
-        if let Some((first, address)) = taken.iter().find(|(_, address)| overlap(*address, host.address)) {
-            return Err(ClusterError::PortTaken {
-                first: (*first).to_owned(),
-                second: host.name.clone(),
-                address: *address,
-            });
+    let mut taken = vec![("cluster.listen", PlacePort::from(listen))];
+    for host in hosts.iter().filter(|host| host.address.port != 0) {
+        if let Some((first, address)) = taken.iter().find(|(_, address)| meet(address, &host.address)) {
+            let (first, address) = ((*first).to_owned(), address.clone());
+            return Err(ClusterError::PortTaken { first, second: host.name.clone(), address });
         }
-        taken.push((&host.name, host.address));
+        taken.push((&host.name, host.address.clone()));
     }
     Ok(())
 }

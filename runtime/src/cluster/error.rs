@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use asterism_plan::PlanError;
+use asterism_transport::PlacePort;
 
 /// Why a file that parses describes no cluster.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -75,7 +76,7 @@ pub enum ClusterError {
         /// Second.
         second: String,
         /// The address.
-        address: SocketAddr,
+        address: PlacePort,
     },
     /// Not the hosts a cluster needs.
     #[error("the file has {got} hosts with role = \"{role}\"; a cluster needs {expected}")]

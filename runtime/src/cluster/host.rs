@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use asterism_kernels::KernelChoice;
-use asterism_transport::certificates::MemberRole;
+use asterism_transport::{PlacePort, certificates::MemberRole};
 
 use crate::cluster::{
     error::ClusterError,
@@ -33,7 +33,7 @@ pub struct Host {
     /// Where it computes.
     pub devices: Devices,
     /// Where peers reach it; port 0: chosen by the operating system.
-    pub address: SocketAddr,
+    pub address: PlacePort,
     /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
     pub threads: Option<usize>,
     /// Which instructions it computes with on the CPU.

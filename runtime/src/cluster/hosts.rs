@@ -1,11 +1,9 @@
 //! The `[[host]]`s of a cluster file: where each runs, on what, in whose company. Starts nothing.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use asterism_kernels::KernelChoice;
+use asterism_transport::{Place, PlacePort};
 
 use super::{
     ClusterError, Host, NAME_LABEL,
@@ -26,10 +24,10 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
         if nodes.iter().any(|(name, _)| *name == node.name) {
             return Err(ClusterError::Duplicate { kind: "node", name: node.name.clone() });
         }
-        let address: IpAddr = node.address.parse().map_err(|_| ClusterError::Address {
+        let address: Place = node.address.parse().map_err(|_| ClusterError::Address {
             key: format!("address of node '{}'", node.name),
             got: node.address.clone(),
-            expected: "an IP address such as 127.0.0.1",
+            expected: "an IP address such as 127.0.0.1, or a name such as south.example",
         })?;
         nodes.push((node.name.as_str(), address));
     }
@@ -46,7 +44,7 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
     }
 }
 
-fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Result<Host, ClusterError> {
+fn host(section: &HostSection, device: Device, nodes: &[(&str, Place)]) -> Result<Host, ClusterError> {
     check_name("host.name", &section.name)?;
     let (node, address) = match &section.node {
         Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
@@ -84,7 +82,7 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         role: section.role,
         kernels: kernels(section, &devices)?,
         devices,
-        address: SocketAddr::new(*address, section.port),
+        address: PlacePort { place: address.clone(), port: section.port },
         threads: section.threads,
         memory_limit,
         labels,

@@ -9,12 +9,12 @@ use std::{
     ffi::OsString,
     fs,
     future::pending,
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use asterism_transport::PlacePort;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -66,7 +66,7 @@ pub struct Launch {
     /// The cluster file.
     pub file: StartFile,
     /// Where the supervisor listens.
-    pub supervisor: SocketAddr,
+    pub supervisor: PlacePort,
     /// A host that has not joined so long after its start is ended.
     pub join_within: Duration,
 }
@@ -76,10 +76,10 @@ impl Launch {
     ///
     /// # Errors
     /// When the system does not say where this program lies.
-    pub fn new(file: StartFile, supervisor: SocketAddr) -> Result<Self, CliError> {
+    pub fn new(file: StartFile, supervisor: impl Into<PlacePort>) -> Result<Self, CliError> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::unreachable(format!("the path of this program is not known: {error}")))?;
-        Ok(Self { program, file, supervisor, join_within: JOIN_WITHIN })
+        Ok(Self { program, file, supervisor: supervisor.into(), join_within: JOIN_WITHIN })
     }
 }
 

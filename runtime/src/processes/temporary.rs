@@ -78,7 +78,7 @@ async fn serve(
     credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-    tokio::spawn(SupervisorTie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?.hold());
+    tokio::spawn(SupervisorTie::new(cluster, &hosts, &launch.supervisor, (&agent, exits))?.hold());
     let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);
     match (Wait { cluster, agent: &agent, limit }).ready(look, |_, _| ()).await {
         Ok(_) => Ok((service, agent)),

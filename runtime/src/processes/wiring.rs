@@ -24,7 +24,7 @@ use asterism_actors::{
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, record_config, scheduling},
     tally::Tally,
 };
-use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
+use asterism_transport::{PlacePort, Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
 use tokio::sync::{mpsc, watch};
 
@@ -43,7 +43,7 @@ use crate::{
     },
 };
 pub use data::{all_fit, known, memory_alone, try_ucx, usable};
-use listener::{QUIC, bind, counted, no_threads, transport_refusal};
+use listener::{QUIC, bind, counted, here, no_threads, transport_refusal};
 
 /// Opens the journal of `cluster`, or begins it.
 pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
@@ -153,7 +153,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
 pub async fn run_hosts<'a>(
     cluster: &'a Cluster,
     hosts: &[&'a Host],
-    (supervisor, start): (SocketAddr, u64),
+    (supervisor, start): (&PlacePort, u64),
     (joined, leave, leaving): (impl FnOnce() + Send + 'static, watch::Sender<bool>, watch::Receiver<bool>),
 ) -> Result<HostEnd, CliError> {
     let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
@@ -201,7 +201,7 @@ pub async fn run_hosts<'a>(
 fn host_config(
     cluster: &Cluster,
     host: &Host,
-    (supervisor, start): (SocketAddr, u64),
+    (supervisor, start): (&PlacePort, u64),
     tally: Option<Arc<Tally>>,
 ) -> HostConfig {
     let role = match host.role {
@@ -211,7 +211,8 @@ fn host_config(
     };
     let batching = Batching { token_interval: cluster.serving.token_interval, pack_rows: None };
     let grace = cluster.stop_grace;
-    let mut config = HostConfig { tally, batching, grace, ..HostConfig::new(&host.name, role, supervisor, start) };
+    let mut config =
+        HostConfig { tally, batching, grace, ..HostConfig::new(&host.name, role, supervisor.clone(), start) };
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
@@ -225,7 +226,8 @@ async fn run_host(
     (config, network, weights): (HostConfig, Option<&LocalNetwork>, ProcessWeights),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<HostEnd, CliError> {
-    let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
+    let control =
+        bind(cluster, host.member(), (here(&PlacePort { port: 0, ..host.address.clone() })?, 0), counted(QUIC))?;
     let transports = Transports { control, data: data::plane(cluster, host, network)? };
     let parts = device::parts(host.role, cluster.recovery);
     let cores = available_parallelism().map_or(1, |cores| cores.get());
@@ -238,12 +240,13 @@ async fn run_host(
 }
 
 /// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever; says what `look` finds.
-pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: NodeView) -> Result<NodeLink, CliError> {
+pub fn node_link(cluster: &Cluster, name: &str, listen: &PlacePort, look: NodeView) -> Result<NodeLink, CliError> {
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
-    let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
+    let place = cluster.node_place(name).unwrap_or(&listen.place);
+    let address = here(&PlacePort { place: place.clone(), port: 0 })?;
     let transport = bind(cluster, member, (address, 0), counted(QUIC))?;
-    let config = HostConfig::new(name, HostRole::Node, listen, 1);
+    let config = HostConfig::new(name, HostRole::Node, listen.clone(), 1);
     Ok(node::start(config, transport, look))
 }
 

@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     compute::ReportSink,
     context_host::{
-        answering::desk::QueryService,
+        answering::query_service::QueryService,
         command::{ContextHostEvent, EncodeWork, Failure},
         error::{ChannelError, FetchError, Refusal},
         parcels::{

@@ -29,6 +29,7 @@ use crate::{
         command::{SupervisorCommand, SupervisorEvent},
         config::{ContextHosts, SupervisorConfig},
         shell::{
+            config_metrics,
             events::{EventListener, Events},
             feed::{Feed, Listener},
             watchdog::Watchdog,
@@ -240,7 +241,7 @@ impl SupervisorShell {
         let commands = self.state.reconfigure(self.now(), config);
         let acts = self.journal.follow(commands);
         self.perform(acts);
-        metric::record_config(self.state.config());
+        config_metrics::record_config(self.state.config());
         for (connection, (_, outbox)) in &self.connections {
             outbox.send(settings_of(&settings, self.state.is_node(*connection)));
         }

@@ -12,7 +12,7 @@ use asterism_actors::{
     api::{HostHealth, HostStatus},
     metric::{self, TransportMetrics},
 };
-use asterism_transport::{Observer, certificates::Member};
+use asterism_transport::{Observer, Place, certificates::Member};
 
 use crate::cluster::Cluster;
 
@@ -22,8 +22,8 @@ const RECENT: Duration = Duration::from_secs(60);
 /// Counts what the supervisor's transport does, and remembers whom it turned away last.
 pub struct PeerRefusals {
     metrics: TransportMetrics,
-    /// Addresses of the cluster's machines; strangers are not remembered.
-    nodes: BTreeMap<String, IpAddr>,
+    /// Addresses of the cluster's machines, but of those that it knows by a name; strangers are not remembered.
+    nodes: BTreeMap<String, Option<IpAddr>>,
     /// Every process that shows a certificate.
     members: BTreeSet<String>,
     turned_away: Mutex<BTreeMap<IpAddr, (Instant, String)>>,
@@ -32,7 +32,8 @@ pub struct PeerRefusals {
 impl PeerRefusals {
     /// Of a cluster whose supervisor speaks over `transport`.
     pub fn new(cluster: &Cluster, transport: &'static str) -> Arc<Self> {
-        let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), host.address.ip()));
+        let address = |place: &Place| if let Place::Address(address) = place { Some(*address) } else { None };
+        let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), address(&host.address.place)));
         let (metrics, nodes) = (TransportMetrics { transport }, hosts.collect());
         let members = crate::certificates::members::members(cluster).map(|(_, name)| name.to_owned()).collect();
         Arc::new(Self { metrics, nodes, members, turned_away: Mutex::default() })
@@ -42,8 +43,8 @@ impl PeerRefusals {
     pub fn explain(&self, hosts: &mut [HostStatus]) {
         let turned_away = self.turned_away.lock().unwrap_or_else(PoisonError::into_inner);
         let known = |host: &HostStatus| {
-            let address = self.nodes.get(&host.node)?;
-            turned_away.get(address).filter(|(when, _)| when.elapsed() < RECENT).map(|reported| (address, reported))
+            let address = self.nodes.get(&host.node).copied().flatten()?;
+            turned_away.get(&address).filter(|(when, _)| when.elapsed() < RECENT).map(|reported| (address, reported))
         };
         for host in hosts.iter_mut().filter(|host| host.health == HostHealth::Starting) {
             if let Some((address, (when, cause))) = known(host) {
@@ -71,7 +72,7 @@ impl Observer for PeerRefusals {
     }
 
     fn turned_away(&self, peer: SocketAddr, cause: &str) {
-        if self.nodes.values().any(|address| *address == peer.ip()) {
+        if self.nodes.values().any(|address| *address == Some(peer.ip())) {
             let mut turned_away = self.turned_away.lock().unwrap_or_else(PoisonError::into_inner);
             turned_away.insert(peer.ip(), (Instant::now(), cause.to_owned()));
         }

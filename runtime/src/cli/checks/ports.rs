@@ -7,7 +7,7 @@ use std::{
 
 use super::Judgment;
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, Host},
     data_dir::{self, ServerRecord},
 };
 
@@ -22,7 +22,9 @@ pub fn look(cluster: &Cluster) -> Vec<Judgment> {
 fn wanted(cluster: &Cluster) -> Vec<Wanted> {
     let api = cluster.api.as_ref().map(|api| ("api.listen".to_owned(), api.listen, true));
     let join = cluster.security.join_listen.map(|join| ("security.join_listen".to_owned(), join, false));
-    let hosts = cluster.hosts.iter().map(|host| (format!("port of {}", host.name), host.address, false));
+    // A name without an address is another machine's, which is not up.
+    let at = |host: &Host| Some((format!("port of {}", host.name), host.address.resolve().ok()?, false));
+    let hosts = cluster.hosts.iter().filter_map(at);
     [("cluster.listen".to_owned(), cluster.listen, false), ("api.admin_listen".to_owned(), cluster.admin_listen, true)]
         .into_iter()
         .chain(api)

@@ -23,6 +23,7 @@ use crate::{
     cli::output::{self, Table},
     client::Client,
     cluster::{Cluster, file::SecurityMode},
+    data_dir::private,
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::logging,
@@ -50,6 +51,9 @@ pub struct TokenArgs {
     /// How long it can be used, such as 90s, 30m, 2h, 1d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
     pub ttl: Duration,
+    /// Write the token to this file, readable by its owner alone, instead of printing it
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
 }
 
 /// `asterism cert revoke`
@@ -105,9 +109,11 @@ fn token(globals: &Globals, args: &TokenArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     let node = node_of(globals, args)?;
     let made = Client::find(globals)?.create_join_token(&node, args.ttl)?;
-    match globals.format {
-        Format::Table => output::print(&format!("{}\n", made.token))?,
-        format => output::print_json(&made, format)?,
+    match (&args.save, globals.format) {
+        (Some(file), _) => private::replace(file, format!("{}\n", made.token).as_bytes())
+            .map_err(|error| private::refused(file, "write", &error))?,
+        (None, Format::Table) => output::print(&format!("{}\n", made.token))?,
+        (None, format) => output::print_json(&made, format)?,
     }
     let Token { join, supervisor, new_node, .. } = made;
     let hosts = if new_node { " --hosts 'context x2'" } else { "" };

@@ -114,9 +114,7 @@ fn refuse_other_machines(cluster: &Cluster, faults: &[Fault]) -> Result<(), CliE
         None => Ok(()),
         Some(host) => Err(CliError::usage(format!(
             "host '{}' runs on node '{}', another machine ({}); chaos sends signals to processes of this one",
-            host.name,
-            host.node,
-            host.address.ip()
+            host.name, host.node, host.address.place
         ))
         .hint("name a --role whose hosts are all here, or end that host's process on its own machine")),
     }

@@ -4,6 +4,7 @@ pub mod backup;
 mod detach;
 pub mod events;
 pub mod host;
+pub mod launch;
 mod offering;
 pub mod process;
 pub mod top;

@@ -224,8 +224,8 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
         role: host.role,
         node: host.node.clone(),
         device: host.devices.clone(),
-        address: match host.address.port() {
-            0 => format!("{} (any port)", host.address.ip()),
+        address: match host.address.port {
+            0 => format!("{} (any port)", host.address.place),
             _ => host.address.to_string(),
         },
         threads: threads(host),

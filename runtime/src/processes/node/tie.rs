@@ -1,11 +1,12 @@
 //! What ties an agent to its supervisor: ends of hosts go up, orders come down. Starts and ends nothing itself.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::collections::BTreeMap;
 
 use asterism_actors::{
     messages::{HostMessage, Settings},
     node::{NodeLink, NodeOrder},
 };
+use asterism_transport::PlacePort;
 use tokio::sync::mpsc;
 
 use super::{Fate, HostExit, NodeAgent, Watched};
@@ -25,7 +26,7 @@ pub struct SupervisorTie {
     up: BTreeMap<String, mpsc::UnboundedSender<HostMessage>>,
     ordered: mpsc::UnboundedReceiver<NodeOrder>,
     /// Where nodes get certificates, if the cluster file does not say.
-    desk: Option<SocketAddr>,
+    desk: Option<PlacePort>,
 }
 
 impl SupervisorTie {
@@ -33,7 +34,7 @@ impl SupervisorTie {
     pub fn new(
         cluster: &Cluster,
         hosts: &[&Host],
-        listen: SocketAddr,
+        listen: &PlacePort,
         (agent, exits): (&NodeAgent, mpsc::UnboundedReceiver<HostExit>),
     ) -> Result<Self, CliError> {
         let (order, ordered) = mpsc::unbounded_channel();
@@ -59,7 +60,7 @@ impl SupervisorTie {
 
     /// Hosts that are to be started later get their certificates there.
     #[must_use]
-    pub fn certified_at(self, desk: Option<SocketAddr>) -> Self {
+    pub fn certified_at(self, desk: Option<PlacePort>) -> Self {
         Self { desk, ..self }
     }
 
@@ -103,7 +104,7 @@ impl SupervisorTie {
         credentials::provide(&cluster, members.iter().copied())?;
         for node in self.up.keys() {
             let of_node = hosts.iter().filter(|host| host.node == *node).map(|host| host.member()).collect::<Vec<_>>();
-            renewal::bring(&cluster, (node, &of_node), self.desk).await?;
+            renewal::bring(&cluster, (node, &of_node), self.desk.as_ref()).await?;
         }
         for host in &hosts {
             tracing::info!(host = host.name, node = host.node, "is new here and started");

@@ -11,7 +11,7 @@ use asterism_transport::{
 };
 use tokio::runtime::{Builder, Handle};
 
-use super::listener::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal};
+use super::listener::{LOCAL, QUIC, bind, counted, here, no_threads, transport_refusal};
 use crate::{
     cluster::{
         Cluster, Data, Host,
@@ -37,7 +37,7 @@ pub fn plane(cluster: &Cluster, host: &Host, network: Option<&LocalNetwork>) -> 
     let runtime = drive()?;
     let _driven = runtime.enter();
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-    let quic = bind(cluster, host.member(), (host.address, lanes(cluster, host, cores)), counted(QUIC))?;
+    let quic = bind(cluster, host.member(), (here(&host.address)?, lanes(cluster, host, cores)), counted(QUIC))?;
     let awake = awake(cluster, host, cores);
     let mut ways: Vec<Arc<dyn Transport>> = Vec::new();
     if let (DataTransport::Auto, Some(network)) = (cluster.data.transport, network) {
@@ -71,7 +71,7 @@ fn with<const N: usize>(ways: Vec<Arc<dyn Transport>>, others: [Arc<dyn Transpor
 
 /// Where the other hosts of the process reach this one.
 fn local(cluster: &Cluster, host: &Host, network: &LocalNetwork) -> Result<Arc<dyn Transport>, CliError> {
-    let address = SocketAddr::new(host.address.ip(), 0);
+    let address = SocketAddr::new(here(&host.address)?.ip(), 0);
     let transport = network.bind(address, counted(LOCAL)).map_err(|error| transport_refusal(&error))?;
     Ok(Arc::new(match cluster.security.mode {
         SecurityMode::Mtls => {
@@ -138,7 +138,8 @@ fn ucx(
 #[cfg(feature = "ucx")]
 fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
     let interfaces = match cluster.data.interfaces.as_slice() {
-        [] => interfaces_of(host.address.ip()),
+        // Where the name has no address, nothing can be bound either, which says so.
+        [] => host.address.place.resolve().map(interfaces_of).unwrap_or_default(),
         named => named.to_vec(),
     };
     let transports = memory_alone(cluster).then(|| SHARED_MEMORY.to_owned());

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use asterism_actors::metric::TransportMetrics;
 use asterism_transport::{
-    Observer, TransportError,
+    Observer, PlacePort, TransportError,
     quic::{QuicConfig, QuicTransport},
 };
 
@@ -57,4 +57,12 @@ pub(crate) fn transport_refusal(error: &TransportError) -> CliError {
             .hint("or write [transport] data = \"auto\", which takes QUIC where UCX cannot be had and says so"),
         _ => CliError::unreachable(error).hint("is the supervisor up? `asterism status`"),
     }
+}
+
+/// Where a process of this machine listens, whose name may be a new address's since it last started.
+pub(crate) fn here(own: &PlacePort) -> Result<SocketAddr, CliError> {
+    own.resolve().map_err(|error| {
+        CliError::unreachable(format!("this node's name {} has no address: {error}", own.place))
+            .hint("its [[node]] names it in the cluster file; the name must stand for an address of this machine")
+    })
 }

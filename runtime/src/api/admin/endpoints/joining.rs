@@ -32,7 +32,7 @@ pub async fn create_token(
     let joins = state.joins.clone().ok_or_else(Refusal::joining_closed)?;
     let node = body.0.node.clone();
     let cluster = state.file.cluster();
-    let new_node = cluster.node_address(&node).is_none();
+    let new_node = cluster.node_place(&node).is_none();
     if new_node {
         cluster.check_new_node(&node).map_err(|error| Refusal::invalid("node", error))?;
     }

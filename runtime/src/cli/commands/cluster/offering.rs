@@ -5,6 +5,8 @@ use std::{
     path::Path,
 };
 
+use asterism_transport::PlacePort;
+
 use crate::{
     cluster::{Cluster, file::JoinedNodes},
     error::CliError,
@@ -30,7 +32,7 @@ impl Offering {
     pub fn new(
         (text, directory): (&str, &Path),
         (name, address): (&str, Option<IpAddr>),
-        (specs, supervisor): (&[String], SocketAddr),
+        (specs, supervisor): (&[String], &PlacePort),
     ) -> Result<Self, CliError> {
         let refused = |cause: &dyn std::fmt::Display| {
             CliError::usage(format!("--hosts: {cause}")).hint("such as --hosts 'context x2, device=cpu' --hosts query")
@@ -45,9 +47,13 @@ impl Offering {
 }
 
 /// The address of this machine that packets to another leave from.
-fn address_towards(other: SocketAddr) -> Result<IpAddr, CliError> {
-    let any: SocketAddr = if other.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-    let address = UdpSocket::bind(any).and_then(|socket| socket.connect(other).and_then(|()| socket.local_addr()));
+fn address_towards(other: &PlacePort) -> Result<IpAddr, CliError> {
+    let address = other.resolve().and_then(|other| {
+        let any: SocketAddr = if other.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(other)?;
+        socket.local_addr()
+    });
     address.map(|address| address.ip()).map_err(|error| {
         CliError::usage(format!("it is not known which address of this machine reaches {other}: {error}"))
             .hint("add --address with the address that other machines reach this one at")

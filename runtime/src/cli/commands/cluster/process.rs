@@ -10,7 +10,7 @@ use std::{
 };
 
 use asterism_actors::{host::HostEnd, metric};
-use asterism_transport::certificates::MemberRole;
+use asterism_transport::{PlacePort, certificates::MemberRole};
 use clap::Args;
 use tokio::sync::watch;
 
@@ -57,15 +57,15 @@ pub struct SupervisorArgs {
 /// `asterism node`
 #[derive(Args, Debug)]
 pub struct NodeArgs {
-    /// Where the supervisor listens
+    /// Where the supervisor listens: an address or a name, and a port
     #[arg(long, value_name = "ADDRESS")]
-    pub join: SocketAddr,
+    pub join: PlacePort,
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
     /// Where this node gets its certificates [default: security.join_listen]
     #[arg(long, value_name = "ADDRESS")]
-    pub token_from: Option<SocketAddr>,
+    pub token_from: Option<PlacePort>,
     /// Hosts of a node that is in no cluster file, such as 'context x2, device=cpu'; several: each
     #[arg(long, value_name = "ROLE [xN][, KEY=VALUE]", requires = "name")]
     pub hosts: Vec<String>,
@@ -82,7 +82,7 @@ pub struct HostArgs {
     pub names: Vec<String>,
     /// Where the supervisor listens [default: cluster.listen]
     #[arg(long, value_name = "ADDRESS")]
-    pub supervisor: Option<SocketAddr>,
+    pub supervisor: Option<PlacePort>,
     /// Its node's number of this start, larger than that of every earlier one [default: the time]
     #[arg(long, value_name = "N")]
     pub start: Option<u64>,
@@ -153,7 +153,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     logging::process(&cluster.log, globals)?;
     let offering = match &args.name {
         Some(name) if !args.hosts.is_empty() => {
-            Some(Offering::new((&text, &directory), (name, args.address), (&args.hosts, args.join))?)
+            Some(Offering::new((&text, &directory), (name, args.address), (&args.hosts, &args.join))?)
         }
         _ => None,
     };
@@ -168,19 +168,20 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
     let copy = data_dir::start_file(&cluster.data_dir, LockRole::Node(name));
-    let launch = Launch::new(StartFile::new(copy, &directory, text), args.join)?;
+    let launch = Launch::new(StartFile::new(copy, &directory, text), args.join.clone())?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
-            joining::join(&cluster, (name, &members, offer.as_deref()), token_file, args.token_from).await?;
+            joining::join(&cluster, (name, &members, offer.as_deref()), token_file, args.token_from.as_ref()).await?;
         }
         let own = members.iter().copied().chain([(MemberRole::Node, name)]);
         credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
-        renewal::keep(&cluster, (name, &names), args.token_from);
+        renewal::keep(&cluster, (name, &names), args.token_from.clone());
         logs::keep_short(&cluster.data_dir);
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        let tie = SupervisorTie::new(&cluster, &hosts, args.join, (&agent, exits))?.certified_at(args.token_from);
+        let tie =
+            SupervisorTie::new(&cluster, &hosts, &args.join, (&agent, exits))?.certified_at(args.token_from.clone());
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let manager = ServiceManager::of_environment()
             .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
@@ -266,7 +267,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
         end_with_stdin();
     }
     let telemetry = telemetry::start(&cluster, &hosts[0].process)?;
-    let supervisor = args.supervisor.unwrap_or(cluster.listen);
+    let supervisor = args.supervisor.clone().unwrap_or_else(|| cluster.listen.into());
     let start = args.start.unwrap_or_else(now_ns);
     let has_parent = args.end_with_stdin;
     let joined = move || {
@@ -278,7 +279,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
         let hangup = if has_parent { Hangup::Ignored } else { Hangup::Ends };
         let mut signals = Signals::listen(hangup)?;
         let (leave, leaving) = watch::channel(false);
-        let hosts = pin!(wiring::run_hosts(&cluster, &hosts, (supervisor, start), (joined, leave.clone(), leaving)));
+        let hosts = pin!(wiring::run_hosts(&cluster, &hosts, (&supervisor, start), (joined, leave.clone(), leaving)));
         hosts_until_told(hosts, &mut signals, &leave).await
     });
     telemetry.into_iter().for_each(Telemetry::flush);

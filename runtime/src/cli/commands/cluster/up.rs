@@ -77,7 +77,7 @@ impl<'a> RunningCluster<'a> {
         let launch = Launch::new(file, keeper.record.listen)?;
         let hosts = local_hosts(cluster);
         let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-        let tie = SupervisorTie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?;
+        let tie = SupervisorTie::new(cluster, &hosts, &launch.supervisor, (&agent, exits))?;
         tokio::spawn(async move {
             if let Err(error) = tie.hold().await {
                 tracing::error!(%error, "this machine's hosts are on their own");
