@@ -1,7 +1,6 @@
 //! What clients of other servers ask for: prompts that are told back, several answers, forms, calls of tools, and the Messages API.
 
 use serde_json::{Value, json};
-use tests::Cluster;
 
 use super::openai::{CHAT, JSON, answered, cluster, send, streamed};
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, ContextKeys, Decoder, DecoderParts, Generator, LocalContext};
 use serde_json::{Value, json};
-use tests::Cluster;
 
 use super::openai::{CHAT, JSON, answered, cluster, newest, send, streamed};
 

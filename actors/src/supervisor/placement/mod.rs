@@ -64,6 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::api::Arrangement;
 
     /// A host of a test: node, labels, rank, room, shards it has.
     #[derive(Clone, Debug)]
