@@ -40,8 +40,8 @@ pub async fn run(cluster: Arc<Cluster>, node: usize, mut exits: mpsc::UnboundedR
                     cluster.note(|| format!("node-{node} is to end {host} ({start})"));
                     number.map(|number| cluster.kill_host(number, Some(start), false));
                 }
-                // Each is started again here whenever it ends.
-                Some(NodeOrder::Start { .. }) => {}
+                // Each is started again here whenever it ends, and as it was.
+                Some(NodeOrder::Start { .. } | NodeOrder::Configure(_)) => {}
                 Some(NodeOrder::Refused { reason }) => return cluster.fail(format!("node-{node} is refused: {reason}")),
                 Some(NodeOrder::Shutdown) | None => break,
             },

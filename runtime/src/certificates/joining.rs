@@ -256,8 +256,8 @@ mod tests {
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
-        let context = |cluster: &Cluster| JoinContext::of(cluster.clone(), |name| name == "context-1");
-        let rules = NodeJoinRules { context: context(&cluster), file: PathBuf::new() };
+        let joining = |cluster: &Cluster| JoinContext::of(cluster.clone(), |name| name == "context-1");
+        let rules = NodeJoinRules { context: joining(&cluster), file: PathBuf::new() };
         let asked = [
             ("b", "context-0"),
             ("b", "b"),
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(objects("local", "127.0.0.1", &["context-1"], Some("12")), None, "it renews");
         let mut cluster = cluster;
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
-        let rules = NodeJoinRules { context: context(&cluster), ..rules };
+        let rules = NodeJoinRules { context: joining(&cluster), ..rules };
         assert_eq!(rules.role("local", "b"), context, "b is a host of another node");
         assert_eq!(rules.role("b", "b"), None);
         let renewing = MemberRole::ALL.map(|role| rules.may_renew(&Member::new("sample", role, "b")));

@@ -41,16 +41,14 @@ pub fn options() -> OpenOptions {
     options
 }
 
-/// Replaces a file as a whole, so that a reader sees the old content or the new.
+/// Replaces a file as a whole, so that a reader sees the old content or the new, whoever else replaces it meanwhile.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let written = options().create(true).truncate(true).write(true).open(&partial);
-    let written = written.and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()));
-    written.and_then(|()| fs::rename(&partial, path)).inspect_err(|_| {
-        // What stands of it would only take the room that is missing.
-        let _ = fs::remove_file(&partial);
-    })
+    let (folder, name) = (path.parent().unwrap_or(Path::new(".")), path.file_name().unwrap_or_default());
+    // A name of its own for each: of two that write one file, one would empty what the other has put in its place.
+    let mut partial = tempfile::Builder::new().prefix(name).suffix(".partial").tempfile_in(folder)?;
+    partial.write_all(content)?;
+    partial.as_file().sync_all()?;
+    partial.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// Whether it may pass by itself, or by somebody making room: the disk is full, read-only, or out of order.
@@ -142,6 +140,22 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_file_that_several_replace_is_whole_at_any_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.toml");
+        replace(&path, b"version = 1").unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..40).for_each(|_| replace(&path, b"version = 1").unwrap()));
+            }
+            for _ in 0..4000 {
+                assert_eq!(fs::read(&path).unwrap(), b"version = 1");
+            }
+        });
+        assert_eq!((mode(&path), fs::read_dir(folder.path()).unwrap().count()), (0o600, 1));
     }
 
     #[test]

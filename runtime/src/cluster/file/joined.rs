@@ -78,7 +78,7 @@ mod tests {
         let joined = JoinedNodes::default().with(&base, west, hosts).unwrap();
         let cluster = Cluster::resolve(&joined.laid_over(&base), std::path::Path::new("/")).unwrap();
         let host = cluster.host("west-context-0").unwrap();
-        assert_eq!((host.node.as_str(), host.address.ip().to_string()), ("west", "10.0.0.3".into()));
+        assert_eq!((host.node.as_str(), host.address.place.to_string()), ("west", "10.0.0.3".into()));
         assert_eq!(cluster.host("context-0").unwrap().node, "local");
         let kept: JoinedNodes = toml::from_str(&toml::to_string(&joined).unwrap()).unwrap();
         assert_eq!(kept, joined);

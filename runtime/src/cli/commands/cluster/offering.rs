@@ -107,7 +107,7 @@ mod tests {
     fn offering(specs: &[&str]) -> Result<Offering, CliError> {
         let specs: Vec<String> = specs.iter().map(|spec| (*spec).to_owned()).collect();
         let node = ("west", Some("10.0.0.3".parse().unwrap()));
-        Offering::new((SAMPLE, Path::new("/")), node, (&specs, "10.0.0.1:7400".parse().unwrap()))
+        Offering::new((SAMPLE, Path::new("/")), node, (&specs, &"10.0.0.1:7400".parse().unwrap()))
     }
 
     #[test]

@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(cluster.method.name(), "dense");
         assert_eq!(cluster.api.unwrap().listen.port(), 8000);
         let kept: Vec<_> =
-            cluster.hosts.iter().map(|host| (host.memory_limit, host.threads, host.address.port())).collect();
+            cluster.hosts.iter().map(|host| (host.memory_limit, host.threads, host.address.port)).collect();
         assert_eq!(kept, [(Some(2 << 30), None, 0), (Some(2 << 30), None, 0), (None, Some(3), 0)]);
     }
 }
