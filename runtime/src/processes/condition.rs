@@ -203,16 +203,20 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let life = ProcessLife { start: 5, pid: child.id() };
         let (lives, seen) = watch::channel(None);
-        let mut watched = Watched::new(vec![(vec!["c0".into()], seen)]);
-        assert_eq!(watched.look(), [], "no process");
+        let (mut watched, processes) = (Watched::default(), [(vec!["c0".into()], seen)]);
+        assert_eq!(watched.look(&processes), [], "no process");
         lives.send_replace(Some(life));
         // A machine may starve any process at any time: that is news here as elsewhere.
         let mut next = |wanted| {
-            while !watched.look().contains(&HostMessage::Seen { host: "c0".into(), start: 5, condition: wanted }) {
+            while !watched.look(&processes).contains(&HostMessage::Seen {
+                host: "c0".into(),
+                start: 5,
+                condition: wanted,
+            }) {
                 std::thread::yield_now();
             }
             let busy = |update: &HostMessage| matches!(update, HostMessage::Seen { condition: Condition::Starved, .. });
-            watched.look().into_iter().filter(|update| !busy(update)).collect::<Vec<_>>()
+            watched.look(&processes).into_iter().filter(|update| !busy(update)).collect::<Vec<_>>()
         };
         assert!(signal(life.pid, Signal::STOP));
         assert_eq!(next(Condition::Stopped), []);
@@ -220,6 +224,6 @@ mod tests {
         assert_eq!(next(Condition::Well), []);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(watched.look(), [], "it is gone");
+        assert_eq!(watched.look(&processes), [], "it is gone");
     }
 }
