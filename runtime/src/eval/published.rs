@@ -3,7 +3,7 @@
 
 mod infinitebench;
 mod longbench;
-pub(crate) mod question;
+pub(crate) mod published_question;
 mod ruler;
 mod template;
 
@@ -14,8 +14,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::{EvalError, EvalRecord, HaystackSource, Metric, read_haystack, record::of_line};
-use question::BENCHMARK_ANSWER_TOKENS;
-pub use question::PublishedQuestion;
+use published_question::BENCHMARK_ANSWER_TOKENS;
+pub use published_question::PublishedQuestion;
 
 /// The questions of a file of one JSON object a line; blank lines are skipped.
 ///

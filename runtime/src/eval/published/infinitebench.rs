@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Number;
 
 use super::{
-    question::{BENCHMARK_ANSWER_TOKENS, OneOrMany, PublishedQuestion},
+    published_question::{BENCHMARK_ANSWER_TOKENS, OneOrMany, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 
 use super::{
-    question::{BENCHMARK_ANSWER_TOKENS, PublishedQuestion},
+    published_question::{BENCHMARK_ANSWER_TOKENS, PublishedQuestion},
     template::Template,
 };
 use crate::eval::Metric;

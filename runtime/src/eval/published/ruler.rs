@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{question::PublishedQuestion, template::parted};
+use super::{published_question::PublishedQuestion, template::parted};
 use crate::eval::{EvalRecord, Metric};
 
 /// A line of `TASK/validation.jsonl`. Its length is that of RULER's tokenizer and is not looked at.

@@ -96,7 +96,7 @@ const ONE: Needles =
     Needles { hay: Hay::Prose, key: NeedleKind::Words, value: NeedleKind::Number, keys: 1, values: 1, queries: 1 };
 
 /// Every task, in the order of the benchmarks, with the benchmark's name for it.
-const TASKS: &[(Task, &str, Family)] = &[
+const TASK_TABLE: &[(Task, &str, Family)] = &[
     (Task::NiahSingle1, "niah_single_1", Family::Needle(Needles { hay: Hay::Noise, ..ONE })),
     (Task::NiahSingle2, "niah_single_2", Family::Needle(ONE)),
     (Task::NiahSingle3, "niah_single_3", Family::Needle(Needles { value: NeedleKind::Uuid, ..ONE })),
@@ -134,7 +134,7 @@ const TASKS: &[(Task, &str, Family)] = &[
 impl Task {
     /// Every task, in the order of the benchmarks.
     pub fn all() -> impl Iterator<Item = Self> {
-        TASKS.iter().map(|(task, ..)| *task)
+        TASK_TABLE.iter().map(|(task, ..)| *task)
     }
 
     /// The tasks of a suite: `ruler`, `babilong`, `infinitebench` or `real`.
@@ -169,7 +169,7 @@ impl Task {
 
     /// The benchmark's name for it.
     pub fn name(self) -> &'static str {
-        TASKS[self as usize].1
+        TASK_TABLE[self as usize].1
     }
 
     /// Whether its facts hide in prose, which the caller may give.
@@ -183,7 +183,7 @@ impl Task {
     }
 
     fn family(self) -> Family {
-        TASKS[self as usize].2
+        TASK_TABLE[self as usize].2
     }
 }
 
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn each_task_is_listed_at_its_place() {
-        assert!(TASKS.iter().enumerate().all(|(at, (task, ..))| *task as usize == at));
-        assert_eq!(TASKS.len(), Task::Code as usize + 1);
+        assert!(TASK_TABLE.iter().enumerate().all(|(at, (task, ..))| *task as usize == at));
+        assert_eq!(TASK_TABLE.len(), Task::Code as usize + 1);
     }
 }
