@@ -181,7 +181,10 @@ fn a_token_is_spent_by_its_node_from_its_address_for_hosts_that_are_not_there() 
     let unbound = machines.cluster.run(&["cert", "token"]);
     assert_eq!(unbound.status.code(), Some(2), "a token is for one of two nodes");
     let taken = machines.cluster.run(&["cert", "token", "--node", "context-0"]);
-    assert!(!taken.status.success() && String::from_utf8_lossy(&taken.stderr).contains("context-0"), "it is a host's name");
+    assert!(
+        !taken.status.success() && String::from_utf8_lossy(&taken.stderr).contains("context-0"),
+        "it is a host's name"
+    );
     let (code, words) = machines.refused(Some(&machines.token_for("local")));
     assert_eq!(code, Some(6), "{words}");
     assert!(words.contains("the token is for node local"), "{words}");
