@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use crate::{
     cluster::{
         Cluster,
-        file::{self as cluster_file, ClusterFile, anchored},
+        file::{self as cluster_file, ClusterFile, FileError, anchored},
         size::seconds,
     },
     error::CliError,
@@ -189,6 +189,11 @@ pub fn load(path: &Path) -> Result<Cluster, CliError> {
 pub fn resolved(text: &str, directory: &Path) -> Result<Cluster, CliError> {
     let path = Path::new("the new cluster file");
     resolve(path, &typed(path, text)?, directory)
+}
+
+/// The text as it stands: what the environment of this process overrides is its own, and not for other machines.
+pub fn as_typed(text: &str) -> Result<ClusterFile, FileError> {
+    cluster_file::parse(text, std::env::vars().filter(|(name, _)| name == "HOME"))
 }
 
 fn resolve(path: &Path, file: &ClusterFile, directory: &Path) -> Result<Cluster, CliError> {

@@ -7,6 +7,7 @@ pub mod endpoints;
 pub(crate) mod link_bench;
 mod lists;
 mod openapi;
+pub(crate) mod running;
 pub(crate) mod self_test;
 pub(crate) mod shared;
 mod waiting;
@@ -38,6 +39,7 @@ use crate::{
 pub use bodies::{ApplyConfig, Copied, Drain, Extension, Joining, Replacement, Restart, Token};
 use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
+pub use running::Applied;
 pub use shared::AdminState;
 pub use waiting::{Cause, wait};
 
@@ -146,17 +148,14 @@ mod tests {
 
     use super::*;
     use crate::api::{
-        admin::{link_bench::LinkBench, self_test::SelfTest},
+        admin::{link_bench::LinkBench, running::RunningFile, self_test::SelfTest},
         http::body::intake::Intake,
     };
     use crate::{
         client::Client,
         cluster::{Cluster, file as cluster_file, sample::SAMPLE},
         error::Exit,
-        processes::{
-            service::running::RunningFile,
-            wiring::{self, runtime},
-        },
+        processes::wiring::{self, runtime},
     };
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
@@ -179,7 +178,7 @@ mod tests {
             listen,
             token: Some("moon".into()),
             joins: None,
-            file: RunningFile::begin((&text, folder), &cluster).unwrap(),
+            file: RunningFile::begin((&text, folder), &cluster, wiring::supervisor_config).unwrap(),
             store: None,
             stop_wanted: Arc::default(),
         };

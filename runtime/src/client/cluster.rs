@@ -8,10 +8,9 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
-    api::admin::{ApplyConfig, Copied, Drain, Extension, Joining, Replacement, Restart, Token},
+    api::admin::{Applied, ApplyConfig, Copied, Drain, Extension, Joining, Replacement, Restart, Token},
     client::path::segment,
     error::CliError,
-    processes::service::running::Applied,
 };
 
 impl Client {

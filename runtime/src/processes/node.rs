@@ -26,7 +26,7 @@ use crate::{
     data_dir::{self, private, start_file::StartFile},
     error::CliError,
     globals,
-    processes::{condition::ProcessLife, service::running},
+    processes::condition::ProcessLife,
 };
 pub use process::{ChildEnd, Process, signal};
 pub use state::{Ending, Fate, Restarts};
@@ -222,7 +222,7 @@ impl NodeAgent {
     /// When it cannot be read, or contradicts itself; hosts are then started as before.
     pub fn start_from(&self, text: &str) -> Result<Cluster, CliError> {
         let file = &self.kept.launch.file;
-        let [new, own] = [running::typed(text), running::typed(&file.text())];
+        let [new, own] = [globals::as_typed(text), globals::as_typed(&file.text())];
         let file_here = with_own_paths(new.map_err(CliError::usage)?, &own.map_err(CliError::usage)?);
         let text = toml::to_string_pretty(&file_here).expect("the typed file is TOML");
         let cluster = globals::resolved(&text, file.beside())?;

@@ -1,7 +1,6 @@
 //! The supervisor and its APIs in this process: the lock, the actor, the listeners. Starts no host and prints nothing.
 
 pub(crate) mod client_threads;
-pub mod running;
 
 use std::{
     net::IpAddr,
@@ -16,7 +15,9 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     api::{
-        admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
+        admin::{
+            self as http, AdminState, Cause, Server, link_bench::LinkBench, running::RunningFile, self_test::SelfTest,
+        },
         anthropic,
         http::body::intake::Intake,
         openai::{self, ApiKeys, ApiState, Open, Store},
@@ -33,7 +34,6 @@ use crate::{
     processes::wiring,
 };
 use client_threads::ClientThreads;
-use running::RunningFile;
 
 /// How often a disk that takes nothing is looked at.
 const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ impl SupervisorService {
         let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
         let admin_tls = secrets::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
-        let file = RunningFile::begin(read, cluster)?;
+        let file = RunningFile::begin(read, cluster, wiring::supervisor_config)?;
         let cluster = &file.cluster();
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster, rules(&supervisor, &file))?.map(Arc::new);

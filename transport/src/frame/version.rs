@@ -10,7 +10,7 @@ pub const PROTOCOL_VERSION: u16 = 3;
 /// Oldest version of messages that is spoken here: that of the release before, or older.
 pub const OLDEST_PROTOCOL: u16 = 2;
 
-const PREFIX: &str = "asterism/";
+const PROTOCOL_PREFIX: &str = "asterism/";
 
 /// The versions spoken here, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,12 +24,15 @@ impl fmt::Display for SpokenVersions {
 
 /// What TLS is offered, the newest first.
 pub(crate) fn offered() -> Vec<Vec<u8>> {
-    (OLDEST_PROTOCOL..=PROTOCOL_VERSION).rev().map(|version| format!("{PREFIX}{version}").into_bytes()).collect()
+    (OLDEST_PROTOCOL..=PROTOCOL_VERSION)
+        .rev()
+        .map(|version| format!("{PROTOCOL_PREFIX}{version}").into_bytes())
+        .collect()
 }
 
 /// The version that TLS settled on; none where it is not one of those spoken here.
 pub(crate) fn settled(protocol: &[u8]) -> Option<u16> {
-    let version = std::str::from_utf8(protocol).ok()?.strip_prefix(PREFIX)?.parse().ok()?;
+    let version = std::str::from_utf8(protocol).ok()?.strip_prefix(PROTOCOL_PREFIX)?.parse().ok()?;
     (OLDEST_PROTOCOL..=PROTOCOL_VERSION).contains(&version).then_some(version)
 }
 

@@ -6,13 +6,10 @@ use asterism_actors::{JobError, api::ClusterStatus, supervisor::Supervisor};
 use asterism_transport::join::JoinListener;
 use tokio::sync::Notify;
 
-use crate::{
-    api::{
-        admin::{door::PeerRefusals, link_bench::LinkBench, self_test::SelfTest},
-        http::body::intake::Intake,
-        openai::Store,
-    },
-    processes::service::running::RunningFile,
+use crate::api::{
+    admin::{door::PeerRefusals, link_bench::LinkBench, running::RunningFile, self_test::SelfTest},
+    http::body::intake::Intake,
+    openai::Store,
 };
 
 /// What handlers work with.

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::{
-    api::admin::ApplyConfig,
+    api::admin::{Applied, ApplyConfig},
     cli::{
         checks,
         output::{self, Table},
@@ -26,7 +26,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{Format, Globals, ReadFile},
     observe::{logging, version::Version},
-    processes::{local_hosts, service::running::Applied},
+    processes::local_hosts,
 };
 
 /// Keys that have no default, as comments of a cluster file.

@@ -7,12 +7,9 @@ use actix_web::{
     web::{Data, Json},
 };
 
-use crate::{
-    api::{
-        admin::{AdminState, bodies::ApplyConfig},
-        http::{body::intake::Taken, error::Refusal},
-    },
-    processes::service::running::ApplyError,
+use crate::api::{
+    admin::{AdminState, bodies::ApplyConfig, running::ApplyError},
+    http::{body::intake::Taken, error::Refusal},
 };
 
 #[post("/config")]

@@ -9,11 +9,10 @@ use schemars::JsonSchema;
 use super::schema::{Make, schema};
 use crate::{
     api::admin::{
-        ApplyConfig, Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
+        Applied, ApplyConfig, Drain, Extension, Joining, Replacement, Restart, Submitted, Token,
         bodies::{Copied, Stopping},
     },
     observe::version::Version,
-    processes::service::running::Applied,
 };
 
 /// One thing to ask.

@@ -11,7 +11,6 @@ use crate::{
     cluster::{Cluster, file::JoinedNodes},
     error::CliError,
     globals,
-    processes::service::running,
 };
 
 /// Most hosts of one `--hosts`, as of one request for certificates.
@@ -38,7 +37,7 @@ impl Offering {
             CliError::usage(format!("--hosts: {cause}")).hint("such as --hosts 'context x2, device=cpu' --hosts query")
         };
         let hosts = sections(name, specs).map_err(|cause| refused(&cause))?;
-        let base = running::typed(text).map_err(CliError::usage)?;
+        let base = globals::as_typed(text).map_err(CliError::usage)?;
         let address = address.map_or_else(|| address_towards(supervisor), Ok)?;
         let joined = JoinedNodes::default().with(&base, (name, address), &hosts).map_err(|cause| refused(&cause))?;
         let text = toml::to_string_pretty(&joined.laid_over(&base)).expect("the typed file is TOML");

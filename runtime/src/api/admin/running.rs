@@ -13,7 +13,7 @@ use asterism_actors::{
     JobError,
     api::{HostHealth, Scheduling},
     messages::Settings,
-    supervisor::Supervisor,
+    supervisor::{ModelFront, Supervisor, SupervisorConfig},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,8 +30,8 @@ use crate::{
     },
     data_dir::private,
     error::CliError,
+    globals,
     observe::logging,
-    processes::wiring,
 };
 
 /// Where nodes that joined with hosts of their own are kept, in data_dir.
@@ -95,7 +95,12 @@ pub struct RunningFile {
     turn: Arc<AsyncMutex<()>>,
     /// Where relative paths start.
     directory: Arc<PathBuf>,
+    /// What the supervisor is told of a cluster.
+    configured: Configured,
 }
+
+/// What the supervisor is told of a cluster with a model.
+pub type Configured = fn(&Cluster, &ModelFront) -> SupervisorConfig;
 
 struct Running {
     /// As it was read, without the nodes that joined.
@@ -115,8 +120,12 @@ impl RunningFile {
     ///
     /// # Errors
     /// When these are not readable, or contradict the file.
-    pub fn begin((text, directory): (&str, &Path), cluster: &Cluster) -> Result<Self, CliError> {
-        let base = typed(text).map_err(CliError::usage)?;
+    pub fn begin(
+        (text, directory): (&str, &Path),
+        cluster: &Cluster,
+        configured: Configured,
+    ) -> Result<Self, CliError> {
+        let base = globals::as_typed(text).map_err(CliError::usage)?;
         let path = cluster.data_dir.join(JOINED_FILE);
         let refused = |cause: &dyn std::fmt::Display| {
             CliError::usage(format!("{}: {cause}", path.display()))
@@ -135,6 +144,7 @@ impl RunningFile {
             state: Arc::new(RwLock::new(running)),
             turn: Arc::default(),
             directory: Arc::new(directory.to_owned()),
+            configured,
         })
     }
 
@@ -151,7 +161,7 @@ impl RunningFile {
         dry_run: bool,
     ) -> Result<Applied, ApplyError> {
         let _turn = self.turn.lock().await;
-        let base = typed(text)?;
+        let base = globals::as_typed(text)?;
         let joined = self.state.read().unwrap_or_else(PoisonError::into_inner).joined.without(&base, without);
         self.change(supervisor, (base, joined), dry_run).await
     }
@@ -225,7 +235,7 @@ impl RunningFile {
         };
         let text = toml::to_string_pretty(&joined.laid_over(&base)).expect("the typed file is TOML");
         let settings = Settings { log: logged.clone(), cluster_file: Some(text) };
-        supervisor.reconfigure(wiring::supervisor_config(&cluster, supervisor.model()), settings).await?;
+        supervisor.reconfigure((self.configured)(&cluster, supervisor.model()), settings).await?;
         logged.map_or(Ok(()), |filter| logging::change(&filter)).map_err(ApplyError::Refused)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = Running { base, joined, cluster };
         for host in come {
@@ -236,11 +246,6 @@ impl RunningFile {
         }
         Ok(gone)
     }
-}
-
-/// The text as it stands: what the environment of this process overrides is its own, and not for other machines.
-pub fn typed(text: &str) -> Result<ClusterFile, FileError> {
-    file::parse(text, std::env::vars().filter(|(name, _)| name == "HOME"))
 }
 
 /// With the overrides of this process's environment.
