@@ -5,3 +5,4 @@ pub mod channels;
 pub mod desk;
 pub mod queries;
 pub mod relay;
+mod spans;

@@ -14,7 +14,6 @@ use tokio::{
 
 use crate::{
     context_host::{
-        answering::desk::QueryService,
         command::{ContextHostEvent, EncodeWork, Failure},
         error::{ChannelError, FetchError, Refusal},
         parcels::{
@@ -38,11 +37,11 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// Sends the keys and values of a shard that is held here.
 pub async fn send<B: Backend>(
     mut sender: Box<dyn FrameSender>,
-    service: &QueryService<B>,
+    (store, decoder): (&ShardStore<B>, &Arc<Decoder<B>>),
     (context, block): (u64, u32),
 ) -> Result<(), ChannelError> {
-    let mut held = service.store.find(context, &[block]).map_err(|block| Refusal::Missing { context, block })?;
-    let (shard, decoder) = (held.swap_remove(0), service.decoder.clone());
+    let mut held = store.find(context, &[block]).map_err(|block| Refusal::Missing { context, block })?;
+    let (shard, decoder) = (held.swap_remove(0), decoder.clone());
     let digest = shard.digest;
     let (frames, mut waiting) = mpsc::channel(FRAMES_IN_FLIGHT);
     let reading = machine::spawn(move || read(&decoder, &shard, &frames));
@@ -65,7 +64,7 @@ fn read<B: Backend>(
     for layer in 0..shard.layers.len() {
         let parcel = Parcel { layer, part: Part::Keys, from: shard.block, to: None };
         let tensors = shard.tensors(decoder, layer)?;
-        parcels.frames(&[(parcel, &tensors)], (PIECE_BYTES, &mut memory), |_, frame| {
+        parcels.frames(&[(parcel, &tensors[..])], (PIECE_BYTES, &mut memory), |_, frame| {
             checksum.update(&frame.payload);
             machine::block_on(frames.send(frame)).map_err(|_| ModelError::Cancelled)
         })?;
@@ -222,7 +221,7 @@ impl<B: Backend> Coming<'_, B> {
         let joined = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?;
         if let Some((_, whole)) = joined {
             let tensors = Parcels { backend: self.decoder.backend() }.read(&whole)?;
-            let tensors = tensors.try_into().ok().expect("a parcel of keys has two tensors");
+            let tensors: [B::Tensor; 2] = tensors.try_into().ok().expect("a parcel of keys has two tensors");
             self.shard.take(self.decoder, tensors)?;
         }
         Ok(())

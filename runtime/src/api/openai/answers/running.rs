@@ -58,7 +58,7 @@ impl RunningJob {
     /// It has ended so, and is answered with this status of HTTP.
     pub fn ended(&mut self, status: &JobStatus, answered: StatusCode) {
         self.is_free = true;
-        for span in &mut self.span {
+        if let Some(span) = &mut self.span {
             span.ended(status);
             span.answered(answered);
         }
