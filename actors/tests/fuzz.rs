@@ -294,6 +294,7 @@ fn openings() {
         ChannelOpening::Detach { attachment: 4 },
         ChannelOpening::Pass { context: 4, attempt: 1, ticket },
         ChannelOpening::Probe,
+        ChannelOpening::Trace { attachment: 4, trace: TraceContext { trace: 1 << 100, span: 7 } },
         ChannelOpening::Fetch { context: 4, block: 2, ticket },
     ]);
     fuzz(&[ShardSent { context: 4, block: 2, digest: 9, checksum: [7; 32] }]);

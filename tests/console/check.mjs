@@ -91,6 +91,7 @@ try {
   await page.click("#go");
   await until(page, () => /succeeded|failed/.test(document.querySelector("#phase").textContent));
   assert.equal(await page.$("main img"), null);
+  assert.equal(await page.$eval("#note", (note) => note.hidden), false, "what the embedded model knows is said beside its answer");
   assert.deepEqual(complaints, []);
   assert.deepEqual(elsewhere, [], "nothing from anywhere else");
 
@@ -100,6 +101,15 @@ try {
   await until(page, () => document.querySelectorAll("#hosts tr").length === 4);
   await violations(page, "light");
   await violations(page, "dark");
+  // A telephone: nothing is wider than the page, and all that is to be pressed can be.
+  await page.setViewport({ width: 390, height: 844, isMobile: true });
+  const wide = await page.evaluate(() => [...document.querySelectorAll("body, header, section, form, svg, button, textarea, select")]
+    .filter((element) => element.getBoundingClientRect().right > 390.5)
+    .map((element) => `${element.tagName} ${element.id} ${element.getBoundingClientRect().right}`));
+  assert.deepEqual(wide, [], "nothing is wider than 390 pixels");
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 390, "the page does not scroll sideways");
+  if (picture) await page.screenshot({ path: picture.replace(/\.png$/, "-390.png"), fullPage: true });
+  await page.setViewport({ width: 1280, height: 900 });
   await page.evaluate(() => sessionStorage.clear());
   await page.reload();
   await until(page, () => !document.querySelector("#door").hidden);

@@ -376,7 +376,7 @@ impl AuthorizedMessage for HostCommand {
 impl AuthorizedMessage for ChannelOpening {
     fn act(&self) -> Action {
         match self {
-            Self::Attach(_) | Self::Detach { .. } | Self::Probe => Action::Attach,
+            Self::Attach(_) | Self::Detach { .. } | Self::Trace { .. } | Self::Probe => Action::Attach,
             Self::Pass { .. } => Action::Pass,
             Self::Fetch { .. } => Action::Fetch,
         }

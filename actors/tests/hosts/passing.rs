@@ -97,9 +97,8 @@ async fn a_shard_moves_as_it_lies_and_is_encoded_where_it_does_not_come() {
     let case = Case::of("star", 4);
     let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare), ("c2", HostRole::Spare)]).await;
     let held = bench.encode(&case, "c0", &[0, 1]).await;
-    let own = bench.encode(&case, "c1", &[2]).await;
-    let of_third = bench.encode(&case, "c2", &[3]).await;
-    bench.generate("c1", case.generate(&[held.clone(), own, of_third], 24, 0.9)).await;
+    let own = bench.encode(&case, "c1", &[2, 3]).await;
+    bench.generate("c1", case.generate(&[held.clone(), own], 24, 0.9)).await;
     let expected = bench.line("c1").tokens(0).await;
     // The second holder does not have what it is said to have, and there is no third.
     let wrong = ShardHolder { blocks: vec![2], ..held.clone() };

@@ -3,6 +3,7 @@
 
 mod certificates;
 mod clocks;
+mod disk;
 pub(crate) mod judgment;
 mod model;
 mod needed;
@@ -65,6 +66,7 @@ const CHECKS: &[(&[Asker], Check)] = &[
     (&[Asker::Doctor], Check::Cluster(ucx)),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| vec![model::look(cluster)])),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| ports::look(cluster))),
+    (&[Asker::Doctor], Check::Cluster(|_, cluster| disk::look(cluster))),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| certificates::look(cluster))),
     (&[Asker::Doctor], Check::Cluster(clocks::look)),
 ];

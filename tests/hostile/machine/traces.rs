@@ -148,14 +148,13 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
     let collector = Collector::default();
     let cluster = cluster(collector.listen());
     let answer = ask(&cluster, &format!("00-{TRACE}-{CLIENT}-01"), false);
+    let of_both = |spans: &[Told], name: &str| {
+        let told = named(spans, name);
+        told.iter().map(|reported| &reported.instance).collect::<std::collections::BTreeSet<_>>().len() == 2
+    };
     let ended = |spans: &[Told]| {
         ["job", "generate", "POST /v1/chat/completions"].iter().all(|name| !named(spans, name).is_empty())
-            && named(spans, "encode shards")
-                .iter()
-                .map(|reported| &reported.instance)
-                .collect::<std::collections::BTreeSet<_>>()
-                .len()
-                == 2
+            && ["encode shards", "answer queries"].iter().all(|name| of_both(spans, name))
     };
     let spans = collector.spans(TRACE, ended);
     let by_id: BTreeMap<&str, &Told> = spans.iter().map(|reported| (reported.text("spanId"), reported)).collect();
@@ -206,6 +205,11 @@ fn a_job_is_one_trace_over_all_who_work_on_it() {
         assert!(
             layers.windows(2).all(|two| two[0].nanoseconds("endTimeUnixNano") <= two[1].nanoseconds("endTimeUnixNano"))
         );
+    }
+    for answered in named(&spans, "answer queries") {
+        let queries = answered.attribute("asterism.queries")["intValue"].as_str().and_then(|text| text.parse().ok());
+        assert!(queries > Some(4) && answered.text("parentSpanId") == job.text("spanId"), "{answered:?}");
+        assert!(answered.instance.starts_with("context-"), "{answered:?}");
     }
     let [generated] = &named(&spans, "generate")[..] else { panic!("one answer: {spans:#?}") };
     assert_eq!((&*generated.instance, generated.text("parentSpanId")), ("query-0", job.text("spanId")));

@@ -8,7 +8,7 @@ use std::fmt;
 /// Newest version of messages that is spoken here.
 pub const PROTOCOL_VERSION: u16 = 3;
 /// Oldest version of messages that is spoken here: that of the release before, or older.
-pub const OLDEST_PROTOCOL: u16 = 2;
+pub const OLDEST_PROTOCOL: u16 = 3;
 
 const PROTOCOL_PREFIX: &str = "asterism/";
 
@@ -18,7 +18,10 @@ pub struct SpokenVersions;
 
 impl fmt::Display for SpokenVersions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{OLDEST_PROTOCOL} to {PROTOCOL_VERSION}")
+        match OLDEST_PROTOCOL == PROTOCOL_VERSION {
+            true => write!(formatter, "{PROTOCOL_VERSION}"),
+            false => write!(formatter, "{OLDEST_PROTOCOL} to {PROTOCOL_VERSION}"),
+        }
     }
 }
 

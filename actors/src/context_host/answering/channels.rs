@@ -1,8 +1,8 @@
 //! The doors of a context host: who comes with queries goes to [`Queries`], who comes with parcels of phase 1 to the inbox.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use asterism_kernels::{Backend, PriorityGuard};
+use asterism_kernels::Backend;
 use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -65,12 +65,13 @@ async fn serve_channel<B: Backend>(
         ChannelOpening::Attach(attach) => {
             let Channel { sender, receiver } = channel;
             let replies = Arc::new(Mutex::new(sender));
-            Queries { service, attached: BTreeMap::new(), replies, priority: PriorityGuard::default(), link, peer }
-                .serve(attach, receiver)
-                .await
+            let (attached, spans, priority) = Default::default();
+            Queries { service, attached, spans, replies, priority, link, peer }.serve(attach, receiver).await
         }
         ChannelOpening::Probe => Ok(probe::answer(channel).await?),
-        ChannelOpening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
+        ChannelOpening::Detach { attachment } | ChannelOpening::Trace { attachment, .. } => {
+            Err(Refusal::NotAttached { attachment }.into())
+        }
         ChannelOpening::Pass { context, attempt, ticket } => {
             // Parcels may come before the order does; until then they stay in their channel.
             let known = tokio::select! {
@@ -89,7 +90,9 @@ async fn serve_channel<B: Backend>(
             Ok(())
         }
         ChannelOpening::Fetch { context, block, ticket } => match service.tickets.find(context) {
-            Some(known) if known == ticket => Ok(moving::send(channel.sender, &service, (context, block)).await?),
+            Some(known) if known == ticket => {
+                moving::send(channel.sender, (&service.store, &service.decoder), (context, block)).await
+            }
             Some(_) => Err(queries::wrong_ticket(context, peer).into()),
             None => Err(Refusal::Missing { context, block }.into()),
         },

@@ -5,3 +5,4 @@ pub mod channels;
 pub mod queries;
 pub mod query_service;
 pub mod relay;
+mod spans;

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Instant,
 };
 
 use asterism_kernels::{Backend, PriorityGuard, Rank};
@@ -20,6 +21,7 @@ use crate::{
             },
             query_service::QueryService,
             relay::{AttachmentContext, Query, RelayTask, Replies},
+            spans::AnsweringSpan,
         },
         error::{ChannelError, Refusal},
     },
@@ -27,7 +29,7 @@ use crate::{
     handing::ShardsHere,
     machine,
     messages::{Admitted, Attach, ChannelOpening, QueryMeta, WireMessage},
-    metric,
+    metric, trace,
 };
 
 /// Contexts that one query host may have attached at a time.
@@ -44,6 +46,8 @@ pub struct Queries<'a, B: Backend> {
     pub service: QueryService<B>,
     /// By their numbers.
     pub attached: BTreeMap<u64, (Arc<Attached>, Option<RelayTask<B>>)>,
+    /// Of attachments whose answers are wanted as spans.
+    pub spans: BTreeMap<u64, AnsweringSpan>,
     /// Where answers go.
     pub replies: Replies,
     /// While a step is asked layer by layer.
@@ -88,6 +92,13 @@ impl<B: Backend> Queries<'_, B> {
             ChannelOpening::Attach(attach) => self.attach(attach).await,
             ChannelOpening::Detach { attachment } => {
                 self.attached.remove(&attachment);
+                self.spans.remove(&attachment);
+                Ok(())
+            }
+            ChannelOpening::Trace { attachment, trace } => {
+                let attached = self.attached.get(&attachment).filter(|_| trace::is_wanted());
+                let span = attached.map(|(attached, _)| (attachment, AnsweringSpan::of(trace, attached)));
+                self.spans.extend(span);
                 Ok(())
             }
             ChannelOpening::Pass { .. } | ChannelOpening::Fetch { .. } | ChannelOpening::Probe => {
@@ -177,6 +188,7 @@ impl<B: Backend> Queries<'_, B> {
         for part in parts {
             let rows = start..start + part.rows as usize;
             start = rows.end;
+            self.spans.get_mut(&part.attachment).into_iter().for_each(|span| span.asked(head.layer, part.rows));
             let attached = self.attached.get(&part.attachment);
             let shards =
                 attached.ok_or(Refusal::NotAttached { attachment: part.attachment }).and_then(|(attached, _)| {
@@ -204,6 +216,11 @@ impl<B: Backend> Queries<'_, B> {
         if found.is_empty() {
             return Ok(());
         }
+        let traced: Vec<u64> = match self.spans.is_empty() {
+            true => Vec::new(),
+            false => found.iter().map(|part| part.part.attachment).collect(),
+        };
+        let began = Instant::now();
         let (operations, effort) = (cost(&decoder, &found, head.layer), self.service.effort.clone());
         // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
         let at_once = match (decoder.backend().queues(), &asked) {
@@ -226,6 +243,9 @@ impl<B: Backend> Queries<'_, B> {
                 attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
             }
         };
+        for attachment in traced {
+            self.spans.get_mut(&attachment).into_iter().for_each(|span| span.computed(began.elapsed()));
+        }
         self.send(answer).await
     }
 

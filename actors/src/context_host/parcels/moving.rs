@@ -15,7 +15,6 @@ use tokio::{
 use crate::{
     compute::ReportSink,
     context_host::{
-        answering::query_service::QueryService,
         command::{ContextHostEvent, EncodeWork, Failure},
         error::{ChannelError, FetchError, Refusal},
         parcels::{
@@ -32,20 +31,20 @@ use crate::{
 };
 
 /// Frames that wait at most for the channel to take them.
-const FRAMES_IN_FLIGHT: usize = 4;
+const FRAMES_AHEAD: usize = 4;
 /// Longest wait for the next frame.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// Sends the keys and values of a shard that is held here.
 pub async fn send<B: Backend>(
     mut sender: Box<dyn FrameSender>,
-    service: &QueryService<B>,
+    (store, decoder): (&ShardStore<B>, &Arc<Decoder<B>>),
     (context, block): (u64, u32),
 ) -> Result<(), ChannelError> {
-    let mut held = service.store.find(context, &[block]).map_err(|block| Refusal::Missing { context, block })?;
-    let (shard, decoder) = (held.swap_remove(0), service.decoder.clone());
+    let mut held = store.find(context, &[block]).map_err(|block| Refusal::Missing { context, block })?;
+    let (shard, decoder) = (held.swap_remove(0), decoder.clone());
     let digest = shard.digest;
-    let (frames, mut waiting) = mpsc::channel(FRAMES_IN_FLIGHT);
+    let (frames, mut waiting) = mpsc::channel(FRAMES_AHEAD);
     let reading = machine::spawn(move || read(&decoder, &shard, &frames));
     while let Some(frame) = waiting.recv().await {
         sender.send(frame).await?;
@@ -66,7 +65,7 @@ fn read<B: Backend>(
     for layer in 0..shard.layers.len() {
         let parcel = Parcel { layer, part: Part::Keys, from: shard.block, to: None };
         let tensors = shard.tensors(decoder, layer)?;
-        parcels.frames(&[(parcel, &tensors)], (PIECE_BYTES, &mut memory), |_, frame| {
+        parcels.frames(&[(parcel, &tensors[..])], (PIECE_BYTES, &mut memory), |_, frame| {
             checksum.update(&frame.payload);
             machine::block_on(frames.send(frame)).map_err(|_| ModelError::Cancelled)
         })?;
@@ -223,20 +222,22 @@ impl<B: Backend> Coming<'_, B> {
         let joined = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?;
         if let Some((_, whole)) = joined {
             let tensors = Parcels { backend: self.decoder.backend() }.read(&whole)?;
-            let tensors = tensors.try_into().ok().expect("a parcel of keys has two tensors");
+            let tensors: [B::Tensor; 2] = tensors.try_into().ok().expect("a parcel of keys has two tensors");
             self.shard.take(self.decoder, tensors)?;
         }
         Ok(())
     }
 
-    /// The shard, if it is what was sent, and that what was asked for.
-    fn whole(self, (context, block): (u64, u32), sent: &ShardSent) -> Result<(EncodedShard<B>, u64), FetchError> {
-        let (digest, checksum) = (self.shard.digest, *self.checksum.finalize().as_bytes());
-        let came = ShardSent { context, block, digest, checksum };
+    /// The shard, if its keys and values are those that were sent. Whether it read what was asked for, the supervisor judges by the digest
+    /// that it was sent with: behind a shared prefix it has another one than alone.
+    fn whole(mut self, (context, block): (u64, u32), sent: &ShardSent) -> Result<(EncodedShard<B>, u64), FetchError> {
+        let came = ShardSent { context, block, digest: sent.digest, checksum: *self.checksum.finalize().as_bytes() };
         if came != *sent {
-            let [expected, got] = [sent, &came].map(|of| format!("{:016x} and {:02x?}", of.digest, &of.checksum[..8]));
+            let [expected, got] =
+                [sent, &came].map(|of| format!("{}.{}, {:02x?}", of.context, of.block, &of.checksum[..8]));
             return Err(FetchError::Checksum { expected, got });
         }
+        self.shard.digest = sent.digest;
         self.decoder.backend().finish().map_err(ModelError::from)?;
         Ok((self.shard, self.bytes))
     }

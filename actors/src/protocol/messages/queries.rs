@@ -5,7 +5,7 @@ use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ticket::Ticket;
+use crate::{ticket::Ticket, trace::TraceContext};
 
 /// First frame of a channel to a context host: what the channel is for.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
@@ -28,6 +28,13 @@ pub enum ChannelOpening {
     },
     /// What comes on this channel is to be given back, or taken, so that whoever sends it can time the link.
     Probe,
+    /// What is answered over an attachment is wanted as a span.
+    Trace {
+        /// Its number.
+        attachment: u64,
+        /// The job's span.
+        trace: TraceContext,
+    },
     /// The keys and values of a shard that is held here, for another host that is to hold it: they come layer by layer as parcels
     /// of keys, and [`ShardSent`] after them.
     Fetch {

@@ -17,6 +17,7 @@ use crate::{
     link::{Links, ReachError},
     messages::{Attach, ChannelOpening, ShardHolder, WireMessage},
     query_host::arrival::Arrival,
+    trace::TraceContext,
 };
 
 /// Frames of one line that nobody has received yet; more stay with the host that sends them.
@@ -87,15 +88,18 @@ impl HostChannels {
     }
 
     /// Attaches shards of a holder, over the line to it or a new one. Returns the line.
-    pub fn attach(&mut self, holder: &ShardHolder, attach: Attach) -> u64 {
+    pub fn attach(&mut self, holder: &ShardHolder, attach: Attach, trace: Option<TraceContext>) -> u64 {
         let place = (holder.host.clone(), holder.endpoints.clone());
         let number = match self.current.get(&place) {
             Some(&line) if self.lines.contains_key(&line) => line,
             _ => self.open(place),
         };
         let line = self.lines.get_mut(&number).expect("it is open");
-        line.attached.insert(attach.attachment);
+        let attachment = attach.attachment;
+        line.attached.insert(attachment);
         let _ = line.frames.send(ChannelOpening::Attach(attach).frame());
+        let traced = trace.map(|trace| ChannelOpening::Trace { attachment, trace }.frame());
+        traced.into_iter().for_each(|frame| drop(line.frames.send(frame)));
         number
     }
 

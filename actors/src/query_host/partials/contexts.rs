@@ -35,7 +35,7 @@ use crate::{
         state::QueryHostEvent,
     },
     readings::Phase2Times,
-    trace::LayerSpans,
+    trace::{self, LayerSpans},
 };
 
 /// The contexts of the jobs that are generated for.
@@ -119,7 +119,8 @@ impl<B: Backend> JobContexts<B> {
     /// Attaches a job's shards at their holders.
     pub fn add(&mut self, generate: &Generate, spans: Option<LayerSpans>) {
         let hidden = generate.refresh_order.as_ref().map_or(Vec::new(), |refresh_order| refresh_order.hidden.clone());
-        let asked = AskedContext { context: generate.context, ticket: generate.ticket, hidden };
+        let trace = generate.trace.as_deref().copied().filter(|_| trace::is_wanted());
+        let asked = AskedContext { context: generate.context, ticket: generate.ticket, hidden, trace };
         let gather = Gather::new(Arc::new(MergeTree::new(&generate.shards, generate.fan_in)), generate.fan_in);
         let (channels, times) = Default::default();
         self.jobs.insert(generate.job, JobContext { asked, gather, channels, times, spans });
@@ -255,7 +256,9 @@ impl<B: Backend> JobContexts<B> {
                     let attachment = self.attached;
                     self.attached += 1;
                     let attach = route.attach(attachment, &context.asked);
-                    context.channels.insert(channel, (self.lines.attach(&route.holder, attach), attachment));
+                    context
+                        .channels
+                        .insert(channel, (self.lines.attach(&route.holder, attach, context.asked.trace), attachment));
                     self.attachments.insert(attachment, Attachment { job, channel, answers: route.answers() });
                 }
                 GatherCommand::Drop { channel } => {

@@ -12,6 +12,7 @@ use asterism_transport::Endpoint;
 use crate::{
     messages::{Attach, ChannelOpening, RelayChild, RelayOrder, ShardHolder, WireMessage, unmerged},
     ticket::Ticket,
+    trace::TraceContext,
 };
 
 /// A context as its hosts are asked about it.
@@ -23,6 +24,8 @@ pub struct AskedContext {
     pub ticket: Ticket,
     /// Keys of its shards that are not to be seen; ascending by shard.
     pub hidden: Vec<HiddenKeys>,
+    /// The job's span, where hosts are to tell theirs.
+    pub trace: Option<TraceContext>,
 }
 
 /// What is asked of a host.
@@ -356,7 +359,7 @@ mod tests {
             let partials: Vec<Vec<u32>> = routes.iter().flat_map(Route::answers).collect();
             prop_assert!(partials.iter().all(|shards| tree.find(shards.iter().copied()).is_some()));
             prop_assert!(asked.len() < groups.len() || partials.len() <= fan_in as usize);
-            let asked_context = AskedContext { context: 2, ticket: Ticket::default(), hidden: Vec::new() };
+            let asked_context = AskedContext { context: 2, ticket: Ticket::default(), hidden: Vec::new(), trace: None };
             let mut open = routes.iter().collect::<Vec<_>>();
             while let Some(route) = open.pop() {
                 let reported = route.attach(1, &asked_context);

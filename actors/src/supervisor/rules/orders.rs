@@ -142,7 +142,9 @@ impl Orders<'_> {
 pub fn order_of_move(hosts: &Hosts, context: &Context, (block, target): (usize, usize)) -> EncodeShards {
     let place = &context.places()[block];
     let [numerics, held] = [Some(target), place.host].map(|host| host.map(|host| &hosts.at(host).numerics));
-    let source = place.host.filter(|host| place.encoded.is_some() && hosts.at(*host).is_up() && numerics == held);
+    // What a host holds that was told wrong things of may be wrong.
+    let sound = |host: &usize| place.encoded.is_some() && !context.avoid.contains(host);
+    let source = place.host.filter(|host| sound(host) && hosts.at(*host).is_up() && numerics == held);
     let peers = source.map(|host| {
         let (name, endpoints) = hosts.address(host);
         ShardHolder { host: name, endpoints, blocks: vec![block as u32] }

@@ -47,7 +47,7 @@ struct TaskPrompt {
     metric: Metric,
 }
 
-const TASKS: &[TaskPrompt] = &[
+const PROMPTS: &[TaskPrompt] = &[
     TaskPrompt {
         name: "passkey",
         prompt: Template(
@@ -166,7 +166,7 @@ pub(super) fn question(line: InfiniteBenchLine, task: &str) -> Result<PublishedQ
     let InfiniteBenchLine { context, input, answer, options } = line;
     let options = options.unwrap_or_default();
     let other = if options.is_empty() { &OTHER_TASK } else { &OTHER_CHOICE };
-    let asked = TASKS.iter().find(|asked| asked.name == task).unwrap_or(other);
+    let asked = PROMPTS.iter().find(|asked| asked.name == task).unwrap_or(other);
     let mut gold: Vec<String> = answer.into_vec().into_iter().map(AnswerText::into_string).collect();
     if asked.metric == Metric::Letter {
         gold = letters(&options, &gold)?;

@@ -73,7 +73,9 @@ fn evened(selection: &HostSelection, sessions: &[&Context]) -> Option<Rebalance>
         .map(|host| (*host, sessions.iter().copied().filter(|one| one.shards_on(*host) > 0).collect()))
         .collect();
     most.into_iter().find_map(|host| {
-        held[&host].iter().filter(|context| !context.avoid.contains(&least)).find_map(|context| {
+        // Of a chain one host holds all: elsewhere a shard of it would be encoded behind all the others.
+        let alone = |context: &&&Context| !context.plan().is_chain() && !context.avoid.contains(&least);
+        held[&host].iter().filter(alone).find_map(|context| {
             let blocks = vec![context.held_by(host).pop()?];
             let targets = selection.find_among(context, &blocks, |other| other == least).ok()?;
             Some(Rebalance { context: context.number, blocks, targets })

@@ -10,6 +10,8 @@ const EVENTS = 200;
 const DRAWN = /^job-[0-9a-f]{32}$/;
 const METHODS = ["", "dense", "star", "pulsar", "apb", "ring", "ulysses", "chain", "anchor", "streaming", "minference", "flexprefill"];
 const TOKEN = "asterism-token";
+/// The model that comes with the program.
+const EMBEDDED = "asterism-7m";
 
 const at = (id) => document.getElementById(id);
 
@@ -356,6 +358,7 @@ async function question(event) {
   const method = at("method").value;
   if (method && !session) request.method = { [method]: {} };
   const [answer, phase, progress] = [at("answer"), at("phase"), at("progress")];
+  at("note").hidden = true;
   answer.textContent = "";
   answer.className = "";
   progress.replaceChildren();
@@ -393,6 +396,7 @@ function finished(status) {
   at("progress").replaceChildren();
   if (status.error) return failed(status.error.message);
   if (status.text) at("answer").textContent = status.text;
+  at("note").hidden = status.model !== EMBEDDED;
   const { queue_s, encode_s, query_s, decode_s, total_s } = status.timings;
   at("phase").textContent = `${status.state.toLowerCase()}: ${status.method} of ${count(status.context_tokens)} + ${count(status.query_tokens)} tokens, `
     + `${count(status.generated_tokens)} generated in ${total_s.toFixed(2)} s (queued ${queue_s.toFixed(2)}, encoding ${encode_s.toFixed(2)}, `

@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// How often steps and the supervisor are looked at.
-const TICK: Duration = Duration::from_millis(250);
+const LAUNCH_TICK: Duration = Duration::from_millis(250);
 
 /// A token is made just before its node is started.
 const TOKEN_TTL: Duration = Duration::from_secs(600);
@@ -362,7 +362,7 @@ impl<'a> Launched<'a> {
         drains: Option<Instant>,
     ) -> Result<End, CliError> {
         let started = Instant::now();
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(LAUNCH_TICK);
         loop {
             tokio::select! {
                 signal = signals.next() => return Ok(End::Signal(signal)),
@@ -462,7 +462,7 @@ impl<'a> Launched<'a> {
                 let _ = client.schedule_host(&host.name, Scheduling::Cordoned, None);
             }
         }
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(LAUNCH_TICK);
         while Instant::now() < until && client.topology().is_ok_and(|status| status.jobs_running > 0) {
             tokio::select! {
                 _ = signals.next() => return,
@@ -479,7 +479,7 @@ impl<'a> Launched<'a> {
             return;
         }
         let until = Instant::now() + END_WITHIN;
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(LAUNCH_TICK);
         loop {
             tick.tick().await;
             self.supervisor.look();

@@ -55,12 +55,15 @@ impl Rates {
 
 /// Draws all of it.
 pub fn draw(frame: &mut Frame, look: &Look, rates: &Rates) {
-    let hosts = look.cluster.hosts.len() as u16 + 3;
+    let height = frame.area().height;
+    let hosts = (look.cluster.hosts.len() as u16 + 3).min(height / 2);
     let sessions = if look.sessions.is_empty() { 0 } else { (look.sessions.len() as u16 + 3).min(8) };
+    // Hosts and jobs are what one looks for first.
+    let sessions = if height < HEAD + hosts + JOBS_HEIGHT + sessions + 1 { 0 } else { sessions };
     let areas = Layout::vertical([
-        Constraint::Length(2),
-        Constraint::Length(hosts.min(frame.area().height / 2)),
-        Constraint::Min(4),
+        Constraint::Length(HEAD),
+        Constraint::Length(hosts),
+        Constraint::Min(if sessions > 0 { JOBS_HEIGHT } else { 0 }),
         Constraint::Length(sessions),
         Constraint::Length(1),
     ]);
@@ -87,21 +90,47 @@ fn head(frame: &mut Frame, area: Rect, look: &Look) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-type Columns = &'static [(&'static str, u16)];
+/// Lines at the top, and those of jobs that are worth showing sessions beside.
+const HEAD: u16 = 2;
+const JOBS_HEIGHT: u16 = 4;
 
-const HOSTS: Columns =
-    &[("HOST", 20), ("ROLE", 8), ("STATE", 9), ("SHARDS", 6), ("KV", 10), ("THREADS", 7), ("HEARD", 7), ("CAUSE", 20)];
-const JOBS_SHOWN: Columns = &[
-    ("JOB", 36),
-    ("PHASE", 10),
-    ("METHOD", 9),
-    ("CONTEXT", 8),
-    ("TOKENS", 7),
-    ("TOK/S", 7),
-    ("SECONDS", 8),
-    ("WAITS FOR", 20),
+/// Name, width, and how soon a column goes where there is no room for all: the largest number first.
+type Columns = &'static [(&'static str, u16, u8)];
+
+const HOSTS: Columns = &[
+    ("HOST", 20, 0),
+    ("ROLE", 8, 4),
+    ("STATE", 9, 0),
+    ("SHARDS", 6, 2),
+    ("KV", 10, 3),
+    ("THREADS", 7, 6),
+    ("HEARD", 7, 5),
+    ("CAUSE", 20, 1),
 ];
-const SESSIONS: Columns = &[("SESSION", 20), ("STATE", 10), ("METHOD", 9), ("CONTEXT", 8), ("KV", 10), ("ASKED", 6)];
+const JOBS_SHOWN: Columns = &[
+    ("JOB", 36, 0),
+    ("PHASE", 10, 0),
+    ("METHOD", 9, 6),
+    ("CONTEXT", 8, 5),
+    ("TOKENS", 7, 1),
+    ("TOK/S", 7, 3),
+    ("SECONDS", 8, 2),
+    ("WAITS FOR", 20, 4),
+];
+const SESSIONS: Columns =
+    &[("SESSION", 20, 0), ("STATE", 10, 0), ("METHOD", 9, 3), ("CONTEXT", 8, 2), ("KV", 10, 1), ("ASKED", 6, 4)];
+
+/// The places of the columns that fit into a width.
+fn fitting(columns: Columns, width: u16) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..columns.len()).collect();
+    let wide = |places: &[usize]| places.iter().map(|at| columns[*at].1 + 1).sum::<u16>() > width + 1;
+    while wide(&places)
+        && let Some(least) = places.iter().copied().filter(|at| columns[*at].2 > 0).max_by_key(|at| columns[*at].2)
+    {
+        places.retain(|at| *at != least);
+    }
+    places
+}
 
 fn table(
     frame: &mut Frame,
@@ -110,12 +139,15 @@ fn table(
     columns: Columns,
     rows: impl Iterator<Item = Vec<String>>,
 ) {
-    let header = Row::new(columns.iter().map(|(name, _)| *name)).style(Style::new().add_modifier(Modifier::BOLD));
+    let places = fitting(columns, area.width);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let header = Row::new(places.iter().map(|at| columns[*at].0)).style(bold);
     // What clients named, a terminal must not obey.
-    let cells = |row: Vec<String>| Row::new(row.into_iter().map(|text| Cell::from(printable(&text).into_owned())));
-    let widths = columns.iter().enumerate().map(|(at, (_, width))| match at + 1 == columns.len() {
-        true => Constraint::Min(*width),
-        false => Constraint::Length(*width),
+    let cell = |text: &String| Cell::from(printable(text).into_owned());
+    let cells = |row: Vec<String>| Row::new(places.iter().map(|at| cell(&row[*at])).collect::<Vec<_>>());
+    let widths = places.iter().map(|at| match at + 1 == columns.len() {
+        true => Constraint::Min(columns[*at].1),
+        false => Constraint::Length(columns[*at].1),
     });
     let table = Table::new(rows.map(cells), widths).header(header);
     frame.render_widget(table.block(Block::new().borders(Borders::TOP).title(title)), area);
@@ -227,6 +259,20 @@ mod tests {
         rates.see(&[job("job-a", 10)], now);
         rates.see(&look().jobs, now + Duration::from_secs(2));
         insta::assert_snapshot!(shown(&look(), &rates, (120, 20)));
+    }
+
+    #[test]
+    fn what_matters_is_there_on_a_terminal_of_60_columns_and_12_lines() {
+        let text = shown(&look(), &Rates::default(), (60, 12));
+        for host in &look().cluster.hosts {
+            let line = text.lines().find(|line| line.starts_with(&host.name)).expect("each host has a line");
+            assert!(line.contains(&format!("{:?}", host.health).to_lowercase()), "{text}");
+        }
+        let job = text.lines().find(|line| line.starts_with("job-a")).expect("and so has a job");
+        assert!(job.contains("decoding") && job.contains("30"), "{text}");
+        assert!(text.contains("CAUSE") && text.contains("TOKENS") && !text.contains("THREADS"), "{text}");
+        let all = |columns: Columns, width| fitting(columns, width).len() == columns.len();
+        assert!(all(HOSTS, 120) && all(JOBS_SHOWN, 120) && all(SESSIONS, 120));
     }
 
     #[test]
