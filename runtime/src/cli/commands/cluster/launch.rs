@@ -7,6 +7,7 @@ mod topology;
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    fs,
     net::{IpAddr, ToSocketAddrs, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -141,6 +142,11 @@ impl Folder {
         self.0.join("topology.toml")
     }
 
+    /// Names of hosts that a drain cordoned, a line each: the journal keeps that they are.
+    fn drained(&self) -> PathBuf {
+        self.0.join("drained")
+    }
+
     fn logs(&self) -> PathBuf {
         self.0.join("logs")
     }
@@ -270,6 +276,7 @@ struct Launched<'a> {
     args: &'a SlurmArgs,
     job: u64,
     tokens: PathBuf,
+    drained: PathBuf,
     supervisor: Step,
     nodes: Vec<Step>,
     /// What runs beside the cluster.
@@ -318,6 +325,7 @@ impl<'a> Launched<'a> {
             args,
             job: allocation.job,
             tokens: folder.tokens(),
+            drained: folder.drained(),
             supervisor: Step::new(work("supervisor".into(), first, vec!["supervisor".into()])),
             nodes: allocation.nodes.iter().map(of_node).collect(),
             command: None,
@@ -417,7 +425,7 @@ impl<'a> Launched<'a> {
     /// Says once that the cluster is ready, and starts the command: when all hosts are, or those that are when the time is over.
     fn announce(&mut self, started: Instant) -> Result<(), CliError> {
         let late = started.elapsed() > self.args.timeout;
-        let status = match Client::find(self.globals).and_then(|client| client.topology()) {
+        let status = match Client::find(self.globals).and_then(|client| self.open_again(&client)) {
             Ok(status) if complete(&status) || (late && status.ready) => status,
             _ if late => {
                 return Err(CliError::unreachable(format!(
@@ -451,15 +459,36 @@ impl<'a> Launched<'a> {
         Ok(())
     }
 
+    /// Gives work to hosts that the drain of an earlier life cordoned, and looks at all.
+    fn open_again(&self, client: &Client) -> Result<ClusterStatus, CliError> {
+        let status = client.topology()?;
+        let Ok(drained) = fs::read_to_string(&self.drained) else { return Ok(status) };
+        for host in drained.lines().filter(|name| status.hosts.iter().any(|host| host.name == *name)) {
+            client.schedule_host(host, Scheduling::Open, None)?;
+        }
+        fs::remove_file(&self.drained).map_err(|error| private::refused(&self.drained, "remove", &error))?;
+        client.topology()
+    }
+
     /// Gives hosts nothing new, and waits for answers under way.
     async fn drain(&mut self, signals: &mut Signals) {
         self.globals.note("the time limit is near: hosts take nothing new");
         let until = Instant::now() + self.args.drain / 2;
         let Ok(client) = Client::find(self.globals) else { return };
         if let Ok(status) = client.topology() {
-            for host in &status.hosts {
+            let open: Vec<&str> = status
+                .hosts
+                .iter()
+                .filter(|host| host.scheduling == Scheduling::Open)
+                .map(|host| host.name.as_str())
+                .collect();
+            if let Err(error) = private::replace(&self.drained, open.join("\n").as_bytes()) {
+                self.globals.note(format_args!("hosts go on taking work: {}: {error}", self.drained.display()));
+                return;
+            }
+            for host in open {
                 // One that is not there has nothing.
-                let _ = client.schedule_host(&host.name, Scheduling::Cordoned, None);
+                let _ = client.schedule_host(host, Scheduling::Cordoned, None);
             }
         }
         let mut tick = tokio::time::interval(LAUNCH_TICK);
