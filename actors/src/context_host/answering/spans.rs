@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
-    context_host::answering::attending::Attached,
-    trace::{OpenSpan, TraceContext},
-};
+use crate::{api::TraceContext, context_host::answering::attending::Attached, trace::OpenSpan};
 
 /// Answers under way.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{ticket::Ticket, trace::TraceContext};
+use crate::{api::TraceContext, ticket::Ticket};
 
 /// First frame of a channel to a context host: what the channel is for.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]

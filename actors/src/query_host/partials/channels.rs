@@ -14,10 +14,10 @@ use tokio::{
 };
 
 use crate::{
+    api::TraceContext,
     link::{Links, ReachError},
     messages::{Attach, ChannelOpening, ShardHolder, WireMessage},
     query_host::arrival::Arrival,
-    trace::TraceContext,
 };
 
 /// Frames of one line that nobody has received yet; more stay with the host that sends them.

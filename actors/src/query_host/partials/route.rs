@@ -10,9 +10,9 @@ use asterism_plan::{HiddenKeys, MergeTree};
 use asterism_transport::Endpoint;
 
 use crate::{
+    api::TraceContext,
     messages::{Attach, ChannelOpening, RelayChild, RelayOrder, ShardHolder, WireMessage, unmerged},
     ticket::Ticket,
-    trace::TraceContext,
 };
 
 /// A context as its hosts are asked about it.
