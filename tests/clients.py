@@ -382,21 +382,24 @@ def version(package):
         return None
 
 
-def installed(folder):
-    """Pythons and a folder of node_modules with what installs quickly."""
+def installed(folder, only):
+    """Pythons and a folder of node_modules with what installs quickly of the clients in `only`."""
     def skip(why):
         skipped(f"no client was run: {why}")
 
     # It installs in seconds what pip takes minutes for.
     installer = python_with(["uv==0.13.9"], folder, skip)
     pythons = []
-    for number, packages in enumerate(PACKAGES):
+    of_clients = [packages for packages in PACKAGES if any(re.split(r"[\[=]", package)[0] in only for package in packages)]
+    for number, packages in enumerate(of_clients):
         uv, venv = installer.parent / "uv", folder / f"clients-{number}"
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
         got = subprocess.run([uv, "pip", "install", "--quiet", "--python", venv / "bin/python", *packages], capture_output=True, text=True)
         if got.returncode:
             skip(f"PyPI does not give {' and '.join(packages)}: {got.stderr[-300:]}")
         pythons.append(venv / "bin/python")
+    if not any(client in only for client in NODE_CLIENTS):
+        return pythons, []
     node = folder / "node"
     node.mkdir()
     (node / "package.json").write_text("{}")
@@ -459,7 +462,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="asterism-clients-") as folder:
         folder = pathlib.Path(folder)
         if given.install:
-            more = installed(folder)
+            more = installed(folder, given.only)
             pythons, nodes = pythons + more[0], nodes + more[1]
         with Cluster(given.binary, folder, "clients", api='listen = "127.0.0.1:0"\n') as cluster:
             rows = run_all(given, cluster.record()["api"], folder, pythons, nodes)
