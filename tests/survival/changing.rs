@@ -188,6 +188,13 @@ fn a_third_machine_comes_and_the_first_goes_under_load() {
         ends.store(true, Ordering::Relaxed);
         third
     });
+    // A node that came by its token goes by its name.
+    let text = fs::read_to_string(cluster.file()).expect("its file");
+    let output = apply(cluster, &text, &["--without", "west"]);
+    assert!(output.status.success(), "{}", words(&output));
+    cluster.wait_for("the third machine to go", |status| !is_there(status, "west-context-0"));
+    submitted(cluster, "afterwards");
+    assert_eq!(tokens(cluster, "afterwards"), expected);
     drop((first, third));
 }
 
