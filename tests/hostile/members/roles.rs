@@ -270,7 +270,13 @@ async fn orders(house: &House, party: Party, command: HostCommand) -> bool {
     tokio::select! {
         order = agent.orders.recv() => matches!(
             order,
-            Some(NodeOrder::Kill { .. } | NodeOrder::Start { .. } | NodeOrder::Shutdown | NodeOrder::Refused { .. })
+            Some(
+                NodeOrder::Kill { .. }
+                    | NodeOrder::Start { .. }
+                    | NodeOrder::Configure(_)
+                    | NodeOrder::Shutdown
+                    | NodeOrder::Refused { .. }
+            )
         ),
         end = link.closed() => !is_refusal(&end.to_string()),
     }
