@@ -38,7 +38,9 @@ pub fn process(log: &Log, globals: &Globals) -> Result<(), CliError> {
 }
 
 /// How what is logged is changed, once that began.
-static CHANGE: OnceLock<Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>> = OnceLock::new();
+static CHANGE: OnceLock<Box<ChangeFilter>> = OnceLock::new();
+
+type ChangeFilter = dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync;
 
 /// From now on this is logged, as `[observability] log` says it. `-v` and `-q` of the process win.
 pub fn change(filter: &str) -> Result<(), CliError> {
