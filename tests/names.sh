@@ -6,13 +6,9 @@
 #   tests/names.sh [ASTERISM]      # default: target/release/asterism
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-skip() {
-  echo "SKIPPED, nothing was tested: $1" >&2
-  [ "${ASTERISM_REQUIRE:-}" != all ]
-  exit
-}
 [ -x "$binary" ] || { echo "error: $binary is not there; cargo build --release"; exit 2; }
 if [ -z "${NAMES_ALONE:-}" ]; then
     [ "$(id -u)" = 0 ] || skip "a mount namespace needs root"

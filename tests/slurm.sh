@@ -6,13 +6,9 @@
 #   tests/slurm.sh [ASTERISM]      # default: target/release/asterism
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-skip() {
-  echo "SKIPPED, nothing was tested: $1" >&2
-  [ "${ASTERISM_REQUIRE:-}" != all ]
-  exit
-}
 [ "$(id -u)" = 0 ] || skip "slurmd needs root"
 for program in slurmctld slurmd munged sbatch; do command -v "$program" > /dev/null || skip "there is no $program"; done
 [ -x "$binary" ] || { echo "error: $binary is not there; cargo build --release"; exit 2; }

@@ -7,13 +7,9 @@
 #   tests/ucx_net.sh [ASTERISM]      # default: target/release/asterism
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-skip() {
-  echo "SKIPPED, nothing was tested: $1" >&2
-  [ "${ASTERISM_REQUIRE:-}" != all ]
-  exit
-}
 [ "$(id -u)" = 0 ] || skip "network namespaces need root"
 command -v ip > /dev/null || skip "there is no ip (iproute2)"
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || skip "there is no Python 3.10 or later"
