@@ -48,10 +48,10 @@ impl<B: Backend> Clone for EncodedShard<B> {
 }
 
 impl<B: Backend> EncodedShard<B> {
-    /// What comes of a shard that another host encoded, whose pass was to read what `digest` is the checksum of: no layer yet.
-    pub fn coming(shard: &Shard, digest: u64) -> Self {
+    /// What comes of a shard that another host encoded, no layer yet, and a digest that whoever sends it knows.
+    pub fn coming(shard: &Shard) -> Self {
         let (block, tokens, position) = (shard.block, shard.kept_tokens(), shard.keep_position());
-        Self { block, tokens, position, layers: Vec::new(), digest }
+        Self { block, tokens, position, layers: Vec::new(), digest: 0 }
     }
 
     /// Takes in its next layer: keys and values `(kv, tokens, dim)`, as [`EncodedShard::tensors`] gives them.
@@ -252,7 +252,7 @@ impl<B: Backend> Phase1<'_, B> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
         let mut read = vec![InputDigest::default(); self.shards.len()];
         let mut stacks = self.stacks(&mut read)?;
-        encoded.extend(self.shards.iter().map(|shard| EncodedShard::coming(shard, 0)));
+        encoded.extend(self.shards.iter().map(|shard| EncodedShard::coming(shard)));
         let mut before: Option<Mark> = None;
         for index in 0..count {
             let passes = self.project(index, &stacks, &mut read)?;

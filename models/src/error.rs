@@ -361,6 +361,19 @@ pub struct FieldRefusal {
     pub expected: String,
 }
 
+impl FieldRefusal {
+    /// Of a field and what it is no more than some words: what a file says of itself may be as long as the file.
+    pub fn new(path: &str, field: impl Into<String>, got: impl Into<String>, expected: impl Into<String>) -> Box<Self> {
+        const LONGEST_WORDS: usize = 200;
+        let clipped = |words: String| match words.char_indices().nth(LONGEST_WORDS) {
+            Some((end, _)) => format!("{}...", &words[..end]),
+            None => words,
+        };
+        let (field, got) = (clipped(field.into()), clipped(got.into()));
+        Box::new(Self { path: path.to_owned(), field, got, expected: expected.into() })
+    }
+}
+
 impl ModelError {
     /// Stable name for metric labels and HTTP.
     pub fn code(&self) -> &'static str {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, Heads};
 use asterism_models::{Decoder, EncodedShard, ModelError, Parcel, Part};
-use asterism_plan::{Input, Shard};
+use asterism_plan::Shard;
 use asterism_transport::{Channel, Frame, FrameKind, FrameSender};
 use tokio::{
     sync::mpsc,
@@ -123,11 +123,11 @@ impl<B: Backend> FetchWorker<B> {
 
     async fn fetch_all(&self, work: &EncodeWork) -> Result<(Vec<EncodedShard<B>>, Vec<Encoded>), (String, FetchError)> {
         let (mut shards, mut encoded) = (Vec::new(), Vec::new());
-        for (shard, input) in work.order.shards.iter().zip(&work.inputs) {
+        for shard in &work.order.shards {
             let block = shard.block;
             let holder = work.order.peers.iter().find(|peer| peer.blocks.contains(&(block as u32)));
             let holder = holder.ok_or_else(|| ("nobody".to_string(), FetchError::NoHolder { block }))?;
-            let came = self.fetch(&work.order, (shard, input), holder).await;
+            let came = self.fetch(&work.order, shard, holder).await;
             let (came, bytes) = came.map_err(|cause| (holder.host.clone(), cause))?;
             encoded.push(Encoded {
                 context: work.order.context,
@@ -151,7 +151,7 @@ impl<B: Backend> FetchWorker<B> {
     async fn fetch(
         &self,
         order: &EncodeShards,
-        (shard, input): (&Shard, &Input),
+        shard: &Shard,
         holder: &ShardHolder,
     ) -> Result<(EncodedShard<B>, u64), FetchError> {
         let (context, block, ticket) = (order.context, shard.block as u32, order.ticket);
@@ -159,7 +159,7 @@ impl<B: Backend> FetchWorker<B> {
         sender.send(ChannelOpening::Fetch { context, block, ticket }.frame()).await?;
         let mut coming = Coming {
             decoder: &self.decoder,
-            shard: EncodedShard::coming(shard, shard.digest(input)),
+            shard: EncodedShard::coming(shard),
             joiner: Joiner::default(),
             checksum: blake3::Hasher::new(),
             bytes: 0,

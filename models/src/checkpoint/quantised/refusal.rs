@@ -12,6 +12,5 @@ pub(super) fn refused(
     got: impl Into<String>,
     expected: impl Into<String>,
 ) -> ModelError {
-    let (path, field) = (path.to_owned(), field.into());
-    ModelError::Quantised(Box::new(FieldRefusal { path, field, got: got.into(), expected: expected.into() }))
+    ModelError::Quantised(FieldRefusal::new(path, field, got, expected))
 }
