@@ -45,6 +45,25 @@ pub struct HostSection {
     pub labels: BTreeMap<String, String>,
 }
 
+impl HostSection {
+    /// A host of which nothing is said but its name and role.
+    pub fn new(name: &str, role: Role) -> Self {
+        Self {
+            name: name.to_owned(),
+            node: None,
+            process: None,
+            role,
+            device: None,
+            devices: None,
+            port: 0,
+            threads: None,
+            kernels: None,
+            memory_limit: None,
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
 /// What a host does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -8,13 +8,14 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fs,
-    net::{IpAddr, ToSocketAddrs, UdpSocket},
+    net::{IpAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use asterism_actors::api::{ClusterStatus, HostHealth, Scheduling};
+use asterism_transport::Place;
 use clap::{Args, Subcommand};
 use tokio::{
     process::Child,
@@ -213,16 +214,12 @@ fn addresses(allocation: &Allocation, suffix: Option<&str>) -> Result<Vec<IpAddr
             Some(suffix) => format!("{}{suffix}", node.name),
             None => node.address.clone(),
         };
-        let found: Vec<_> = (name.as_str(), 0)
-            .to_socket_addrs()
-            .map_err(|error| {
-                CliError::unreachable(format!("node {}: the name {name} has no address: {error}", node.name))
-                    .hint("--address-suffix names another network of the nodes")
-            })?
-            .map(|address| address.ip())
-            .collect();
-        let best = found.iter().find(|address| address.is_ipv4()).or(found.first()).copied();
-        addresses.push(best.ok_or_else(|| CliError::unreachable(format!("the name {name} has no address")))?);
+        let refused = |error: &dyn std::fmt::Display| {
+            CliError::unreachable(format!("node {}: the name {name} has no address: {error}", node.name))
+                .hint("--address-suffix names another network of the nodes")
+        };
+        let place: Place = name.parse().map_err(|error| refused(&error))?;
+        addresses.push(place.resolve().map_err(|error| refused(&error))?);
     }
     let local = addresses.iter().filter(|address| address.is_loopback()).count();
     match addresses.iter().zip(&allocation.nodes).find(|(address, _)| address.is_loopback()) {

@@ -98,21 +98,9 @@ pub fn measure(
 
 /// A cluster of this machine alone.
 fn hosts_of(setup: &CalibrationSetup, model: ModelSection) -> ClusterFile {
-    let host = |name: String, role, threads| HostSection {
-        name,
-        node: None,
-        process: None,
-        role,
-        device: None,
-        devices: None,
-        port: 0,
-        threads: Some(threads),
-        kernels: None,
-        memory_limit: None,
-        labels: Default::default(),
-    };
-    let contexts = (0..setup.context_hosts).map(|at| host(format!("context-{at}"), Role::Context, setup.threads));
-    let query = host("query-0".into(), Role::Query, setup.query_threads);
+    let host = |name: &str, role, threads| HostSection { threads: Some(threads), ..HostSection::new(name, role) };
+    let contexts = (0..setup.context_hosts).map(|at| host(&format!("context-{at}"), Role::Context, setup.threads));
+    let query = host("query-0", Role::Query, setup.query_threads);
     ClusterFile { model, hosts: contexts.chain([query]).collect(), ..sample() }
 }
 

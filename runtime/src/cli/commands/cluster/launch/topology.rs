@@ -65,7 +65,7 @@ impl Rank<'_> {
             node: Some(self.node.name.clone()),
             process: None,
             port: 0,
-            ..pattern.cloned().unwrap_or_else(|| bare(Role::Context))
+            ..pattern.cloned().unwrap_or_else(|| HostSection::new("", Role::Context))
         };
         host.name = format!("context-{}", self.number);
         match devices.len() {
@@ -84,7 +84,7 @@ fn query_host(first: &HostSection, pattern: Option<&HostSection>) -> HostSection
         node: first.node.clone(),
         process: None,
         port: 0,
-        ..pattern.cloned().unwrap_or_else(|| bare(Role::Query))
+        ..pattern.cloned().unwrap_or_else(|| HostSection::new("", Role::Query))
     };
     let on_gpu = matches!(first.device, Some(Device::Cuda(_))) || first.devices.is_some();
     if on_gpu {
@@ -92,22 +92,6 @@ fn query_host(first: &HostSection, pattern: Option<&HostSection>) -> HostSection
         host.process = Some(first.name.clone());
     }
     host
-}
-
-fn bare(role: Role) -> HostSection {
-    HostSection {
-        name: String::new(),
-        node: None,
-        process: None,
-        role,
-        device: None,
-        devices: None,
-        port: 0,
-        threads: None,
-        kernels: None,
-        memory_limit: None,
-        labels: Default::default(),
-    }
 }
 
 #[cfg(test)]
