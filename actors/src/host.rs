@@ -176,7 +176,11 @@ impl<B: Backend> Host<B> {
 
     fn configure(&self, settings: &str) {
         match Settings::read(settings) {
-            Ok(settings) => drop(self.config.settings.as_ref().map(|told| told.send(settings))),
+            Ok(settings) => {
+                if let Some(known) = &self.config.settings {
+                    known.send_modify(|known| known.add(settings));
+                }
+            }
             Err(cause) => tracing::warn!(host = %self.config.name, cause, "what it is to change cannot be read"),
         }
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use asterism_transport::{DataPlane, Endpoint, PlacePort, Transport};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::{
     compute::{Batching, DeviceHandover},
@@ -49,7 +49,7 @@ pub struct HostConfig {
     /// How long that may take.
     pub grace: Duration,
     /// Where what its supervisor tells it to do otherwise goes; none: nowhere.
-    pub settings: Option<mpsc::UnboundedSender<Settings>>,
+    pub settings: Option<watch::Sender<Settings>>,
 }
 
 impl HostConfig {

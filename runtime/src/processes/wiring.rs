@@ -26,7 +26,7 @@ use asterism_actors::{
 };
 use asterism_transport::{PlacePort, Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::{
     api::admin::door::PeerRefusals,
@@ -169,9 +169,10 @@ pub async fn run_hosts<'a>(
     let kinds: BTreeSet<_> = hosts.iter().map(|host| kind(host)).collect();
     let networks: BTreeMap<_, _> = kinds.into_iter().map(|kind| (kind, LocalNetwork::new())).collect();
     let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
-    let (told, mut settings) = mpsc::unbounded_channel::<Settings>();
+    let (told, mut settings) = watch::channel(Settings::default());
     tokio::spawn(async move {
-        while let Some(Settings { log, .. }) = settings.recv().await {
+        while settings.changed().await.is_ok() {
+            let log = settings.borrow_and_update().log.clone();
             if let Some(Err(error)) = log.map(|filter| logging::change(&filter)) {
                 tracing::warn!(%error, "it logs as before");
             }

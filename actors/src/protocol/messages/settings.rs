@@ -19,6 +19,13 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Adds what is said later: of each field the last word counts.
+    pub fn add(&mut self, later: Self) {
+        let Self { log, cluster_file } = later;
+        self.log = log.or(self.log.take());
+        self.cluster_file = cluster_file.or(self.cluster_file.take());
+    }
+
     /// As it travels.
     pub fn command(&self) -> HostCommand {
         HostCommand::Configure { settings: serde_json::to_string(self).expect("plain values are JSON") }
@@ -44,5 +51,14 @@ mod tests {
         let HostCommand::Configure { settings } = said.command() else { unreachable!("it is made there") };
         assert_eq!(Settings::read(&settings), Ok(said));
         assert!(Settings::read("{\"log\": 7}").is_err());
+    }
+
+    #[test]
+    fn of_each_field_the_last_word_counts() {
+        let said = |log: &str| Settings { log: Some(log.into()), cluster_file: None };
+        let mut known = Settings::default();
+        let file = Settings { log: None, cluster_file: Some("version = 1".into()) };
+        [said("info"), file, said("debug"), Settings::default()].into_iter().for_each(|later| known.add(later));
+        assert_eq!(known, Settings { log: Some("debug".into()), cluster_file: Some("version = 1".into()) });
     }
 }

@@ -189,9 +189,9 @@ impl RunningFile {
         (base, joined): (ClusterFile, JoinedNodes),
         dry_run: bool,
     ) -> Result<Applied, ApplyError> {
-        let (before, data_dir) = {
+        let (before, joined_before, path) = {
             let running = self.state.read().unwrap_or_else(PoisonError::into_inner);
-            (running.file(), running.cluster.data_dir.clone())
+            (running.file(), running.joined.clone(), running.cluster.data_dir.join(JOINED_FILE))
         };
         let file = joined.laid_over(&base);
         let wanted = resolved(&file, &self.directory)?;
@@ -204,10 +204,15 @@ impl RunningFile {
         if !refused.is_empty() {
             return Err(ApplyError::NeedsRestart { changes: refused });
         }
-        let path = data_dir.join(JOINED_FILE);
-        let kept = toml::to_string_pretty(&joined).expect("the typed file is TOML");
-        private::replace(&path, kept.as_bytes()).map_err(|cause| ApplyError::Kept { path, cause })?;
-        let gone = self.take(supervisor, (base, joined), wanted).await?;
+        keep(&path, &joined)?;
+        let gone = match self.take(supervisor, (base, joined), wanted).await {
+            Ok(gone) => gone,
+            Err(error) => {
+                // Nothing came of it, and nothing of it is to come after the supervisor's next start.
+                keep(&path, &joined_before)?;
+                return Err(error);
+            }
+        };
         changes.iter().for_each(|change| tracing::info!(%change, "the cluster file changed"));
         for host in gone {
             tokio::spawn(retire(supervisor.clone(), host));
@@ -246,6 +251,12 @@ impl RunningFile {
         }
         Ok(gone)
     }
+}
+
+/// Keeps who joined, for the supervisor's next start.
+fn keep(path: &Path, joined: &JoinedNodes) -> Result<(), ApplyError> {
+    let text = toml::to_string_pretty(joined).expect("the typed file is TOML");
+    private::replace(path, text.as_bytes()).map_err(|cause| ApplyError::Kept { path: path.to_owned(), cause })
 }
 
 /// With the overrides of this process's environment.
