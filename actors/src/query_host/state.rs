@@ -107,7 +107,7 @@ struct GenerationRecord {
 enum GenerationPhase {
     #[default]
     Running,
-    /// CallPiece to stop; what was ordered meanwhile begins when it has.
+    /// Ordered to stop; what was ordered meanwhile begins when it has.
     Stopping(Option<Box<Generate>>),
     /// Ended, having said this.
     Ended(HostMessage),

@@ -32,14 +32,14 @@ enum Lie {
     Shards,
 }
 
-type CallPiece = Arc<Mutex<Lie>>;
+type SharedLie = Arc<Mutex<Lie>>;
 
 /// A transport whose owner lies as it is told.
-struct Lying(Arc<dyn Transport>, CallPiece);
+struct Lying(Arc<dyn Transport>, SharedLie);
 
-struct LyingLink(Arc<dyn Link>, CallPiece);
+struct LyingLink(Arc<dyn Link>, SharedLie);
 
-struct LyingSender(Box<dyn FrameSender>, CallPiece);
+struct LyingSender(Box<dyn FrameSender>, SharedLie);
 
 impl Transport for Lying {
     fn name(&self) -> &'static str {
@@ -146,7 +146,7 @@ async fn a_host_that_lies_is_named_and_no_token_changes_by_it() {
     let lies = [Lie::Value(f32::NAN), Lie::Value(f32::INFINITY), Lie::Half, Lie::Rows, Lie::Shards];
     for lie in lies {
         let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
-        let reported = CallPiece::new(Mutex::new(Lie::None));
+        let reported = SharedLie::new(Mutex::new(Lie::None));
         let liar = Arc::new(Lying(bind(&bench.network), reported.clone()));
         bench.start_on("c1", HostRole::Context, liar).await;
         bench.start("q0", HostRole::Query).await;

@@ -19,7 +19,7 @@ pub struct Disk {
     pub content: MemoryStore,
     takes: Duration,
     crash: Arc<Mutex<Option<Moment>>>,
-    /// CallPiece when the supervisor is to end.
+    /// Notified when the supervisor is to end.
     pub crashed: Arc<Notify>,
 }
 

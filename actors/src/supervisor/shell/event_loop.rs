@@ -71,7 +71,7 @@ pub struct SupervisorShell {
     /// Until the actor runs.
     store: Option<Box<dyn StateStore>>,
     writer: Option<Writer>,
-    /// CallPiece when nothing is left to be written.
+    /// Notified when nothing is left to be written.
     flushed: Option<oneshot::Sender<()>>,
     /// Whether the store is at work.
     writing: Arc<AtomicBool>,

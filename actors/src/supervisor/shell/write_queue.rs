@@ -37,9 +37,9 @@ const QUEUED_ANSWERS: usize = 512;
 
 /// Decides a change on the state as it is.
 pub type Decide = Box<dyn FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send>;
-/// CallPiece how things are.
+/// Receives how things are.
 pub type StateCallback = Box<dyn FnOnce(&SupervisorState, Duration) + Send>;
-/// CallPiece that a change is in force, or why it is not.
+/// Receives that a change is in force, or why it is not.
 pub type ChangeCallback = Box<dyn FnOnce(Result<(&SupervisorState, Duration), JobError>) + Send>;
 
 /// What one write can change once.
