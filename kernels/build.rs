@@ -53,7 +53,13 @@ fn main() {
         return stub(&out);
     }
     let nvcc = nvcc();
-    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&compiler_of(&nvcc, &targets)) as u32);
+    let compiler = compiler_of(&nvcc, &targets);
+    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&compiler) as u32);
+    // What compiled them last: none is compiled again that nothing changed of.
+    let (stamp, number) = (out.join("kernels"), number_of(Path::new("src/cuda/kernels"), &compiler).to_string());
+    if fs::read_to_string(&stamp).is_ok_and(|last| last == number) {
+        return;
+    }
     for kernel in KERNELS {
         let source = format!("src/cuda/kernels/{kernel}.cu");
         let mut command = Command::new(&nvcc);
@@ -66,6 +72,7 @@ fn main() {
             Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
         }
     }
+    fs::write(stamp, number).expect("OUT_DIR can be written to");
 }
 
 /// What to compile for, in order and each once.
@@ -104,6 +111,7 @@ fn machine_code(out: &Path, kernel: &str) -> PathBuf {
 /// Empty files instead of machine code: what loads them says so.
 fn stub(out: &Path) {
     println!("cargo::rustc-env=ASTERISM_CUDA_BUILD=stub");
+    let _ = fs::remove_file(out.join("kernels"));
     for kernel in KERNELS {
         fs::write(machine_code(out, kernel), []).expect("OUT_DIR can be written to");
     }
@@ -111,8 +119,13 @@ fn stub(out: &Path) {
 
 /// FNV-1a of the sources, the compiler and what it compiles for: builds of one number compute the same bits.
 fn build_number(compiler: &[u8]) -> u64 {
+    number_of(Path::new("src"), compiler)
+}
+
+/// The same of the sources in one folder.
+fn number_of(folder: &Path, compiler: &[u8]) -> u64 {
     let mut sources = Vec::new();
-    collect(Path::new("src"), &mut sources);
+    collect(folder, &mut sources);
     sources.sort();
     let target = env::var("TARGET").unwrap_or_default();
     let contents = sources.iter().map(|path| fs::read(path).expect("a source can be read"));
