@@ -1,11 +1,16 @@
 //! Keys and values by KV heads, and attention of each device's heads.
 
+use std::ops::Range;
+
 use super::heads::HeadSegments;
 use super::layout::{Layout, Segment};
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{AttentionOps, Backend, KvOps, Partial, SelectionOps, Sparse, TensorOps};
 use crate::{DType, KernelError, KeySets, Mask, Selection, Selector};
+
+/// Rows up to which no device is kept waiting with their attention.
+const FEW_ROWS: usize = 4096;
 
 /// Keys and values of one layer, by KV heads.
 pub struct GroupKv<B: Backend> {
@@ -64,6 +69,25 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         Ok(())
     }
 
+    fn kv_append_each(
+        &self,
+        caches: Vec<(&mut GroupKv<B>, Range<usize>)>,
+        k: &GroupTensor<B>,
+        v: &GroupTensor<B>,
+    ) -> Result<(), KernelError> {
+        let Some((first, _)) = caches.first() else { return Ok(()) };
+        let (k, v) = (self.dealt(k, &first.layout)?, self.dealt(v, &first.layout)?);
+        let mut of_members: Vec<Vec<_>> = self.members.iter().map(|_| Vec::with_capacity(caches.len())).collect();
+        for (kv, rows) in caches {
+            let parts = of_members.iter_mut().zip(&mut kv.parts);
+            parts.for_each(|(of_member, part)| of_member.push((part, rows.clone())));
+        }
+        for ((member, own), (k, v)) in self.members.iter().zip(of_members).zip(k.parts.iter().zip(v.parts.iter())) {
+            member.kv_append_each(own, k, v)?;
+        }
+        Ok(())
+    }
+
     fn kv_extend(&self, kv: &mut GroupKv<B>, more: &GroupKv<B>) -> Result<(), KernelError> {
         if (kv.heads, &kv.layout) != (more.heads, &more.layout) {
             let expected = format!("a cache of {} KV heads, dealt alike", kv.heads);
@@ -106,9 +130,10 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         kv: &GroupKv<B>,
         mask: Mask,
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
-        let q = self.queries(q, kv.heads)?;
-        let each = self.each(|at, member| member.attention(&q.parts[at], &kv.parts[at], mask))?;
-        Ok(Self::partial(each, &q.layout))
+        let (q, rows) = (self.queries(q, kv.heads)?, self.shape(q).get(1).copied().unwrap_or(0));
+        let attend = |at: usize, member: &B| member.attention(&q.parts[at], &kv.parts[at], mask);
+        let each = if rows > FEW_ROWS { self.at_once(attend) } else { self.each(attend) };
+        Ok(Self::partial(each?, &q.layout))
     }
 
     fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {

@@ -13,8 +13,8 @@ pub struct DeviceGroup<B: Backend> {
     pub(super) heads: Heads,
     /// One exchange after the other: all members come to them in the same order.
     gather: Mutex<Box<dyn AllGather<B>>>,
-    /// A thread for each device but the first, whose thread is the caller's. None where work stands in queues: these are worked off at
-    /// the same time, whoever fills them.
+    /// A thread for each device but the first, whose thread is the caller's. Where work stands in queues they are for what waits
+    /// until there is room in one: one thread would wait for a full queue while another device's runs empty.
     crew: Option<rayon::ThreadPool>,
 }
 
@@ -30,7 +30,7 @@ impl<B: Backend> DeviceGroup<B> {
             let crew = rayon::ThreadPoolBuilder::new().num_threads(threads);
             crew.thread_name(|at| format!("device-{}", at + 1)).build()
         };
-        let crew = (threads > 0 && !members[0].queues()).then(start).transpose();
+        let crew = (threads > 0).then(start).transpose();
         let crew = crew.map_err(|cause| KernelError::Threads { threads, cause: cause.to_string() })?;
         Ok(Self { members, heads, gather: Mutex::new(gather), crew })
     }
@@ -50,9 +50,19 @@ impl<B: Backend> DeviceGroup<B> {
         &self,
         work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
     ) -> Result<Vec<T>, KernelError> {
-        let Some(crew) = &self.crew else {
+        if self.first().queues() {
+            // Handing work on takes longer than queueing it.
             return self.members.iter().enumerate().map(|(at, member)| work(at, member)).collect();
-        };
+        }
+        self.at_once(work)
+    }
+
+    /// The same, each by a thread of its own: work that a device with a queue may keep waiting.
+    pub(super) fn at_once<T: Send>(
+        &self,
+        work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
+    ) -> Result<Vec<T>, KernelError> {
+        let Some(crew) = &self.crew else { return Ok(vec![work(0, self.first())?]) };
         let mut made: Vec<_> = self.members.iter().map(|_| None).collect();
         let (first, others) = made.split_first_mut().expect("a group has a device");
         let work = &work;
@@ -65,15 +75,15 @@ impl<B: Backend> DeviceGroup<B> {
         made.into_iter().map(|made| made.expect("the scope ends when all have worked")).collect()
     }
 
-    /// What all make alike of what all have: once, where they compute in the same memory.
+    /// What all make alike of what all have: once, where they compute in the same memory, which devices with queues do not.
     pub(super) fn alike<T: Clone + Send>(
         &self,
         work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
     ) -> Result<Vec<T>, KernelError> {
-        match &self.crew {
-            Some(_) => Ok(vec![work(0, self.first())?; self.members.len()]),
-            None => self.each(work),
+        if self.first().queues() {
+            return self.each(work);
         }
+        Ok(vec![work(0, self.first())?; self.members.len()])
     }
 
     /// The parts of all, one after the other along `axis`, on each.
