@@ -6,7 +6,7 @@ use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
-use crate::{DType, KernelError, Stored};
+use crate::{DType, KernelError, Likeliest, Stored};
 
 /// A linear layer of which each device has some outputs.
 pub struct GroupLinear<B: Backend> {
@@ -15,8 +15,9 @@ pub struct GroupLinear<B: Backend> {
     outputs: Layout,
 }
 
-/// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy.
-const EXCHANGED_ROWS: usize = 2048;
+/// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy, though
+/// each device has but some of the columns.
+const EXCHANGED_ROWS: usize = 4096;
 
 /// What a member has of rows of a tensor that a checkpoint stores: no byte of another row is looked at.
 fn rows<'a>(tensor: &HostTensor<'a>, rows: &Range<usize>) -> &'a [u8] {
@@ -178,13 +179,18 @@ impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
     fn silu(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
         self.spread(x.layout.clone(), |at, member| member.silu(&x.parts[at]))
     }
+
+    fn likeliest(&self, logits: &GroupTensor<B>) -> Result<Vec<Likeliest>, KernelError> {
+        self.first().likeliest(&self.whole(logits)?.parts[0])
+    }
 }
 
 impl<B: Backend> LinearOps for DeviceGroup<B> {
     type Linear = GroupLinear<B>;
 
     fn linear_rows(&self) -> usize {
-        self.first().linear_rows()
+        // What comes first and last of so many is exchanged beside nothing.
+        if self.first().queues() { 4 * EXCHANGED_ROWS } else { self.first().linear_rows() }
     }
 
     fn weight(&self, tensor: HostTensor<'_>) -> Result<GroupTensor<B>, KernelError> {
