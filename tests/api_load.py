@@ -4,6 +4,8 @@ first token, between tokens and how long short requests wait behind the long one
 
     tests/api_load.py --binary target/release/asterism                    # 64 clients, 2k tokens each, beside 16k, 5 minutes
     tests/api_load.py --binary target/debug/asterism --seconds 30 --clients 8 --tokens 500 --long 4000
+    tests/api_load.py --binary asterism --clients 256 --tokens 1000 --answer 256 --long 0 --seconds 60 --contexts 1 --device cuda:0 \\
+        --model 'random_weights = "llama-3.1-8b";dtype = "bf16"'
 
 Only loopback; stops everything that it started. Python's standard library alone.
 """
@@ -35,17 +37,18 @@ class Load:
     def __init__(self, api, until):
         self.api, self.until, self.lock = api, until, threading.Lock()
         self.first, self.between, self.beside, self.whole = [], [], [], []
-        self.answered, self.refused, self.failed = 0, 0, []
+        self.answered, self.tokens, self.refused, self.failed = 0, 0, 0, []
         self.long_runs = threading.Event()
 
     def goes_on(self):
         return time.monotonic() < self.until
 
     def ask(self, text, tokens):
-        """Streams one answer: seconds to its first token, and between its tokens. None where it was refused as announced."""
+        """Streams one answer: seconds to its first token, between what came of it and for all of it, and its tokens. None where it was
+        refused as announced."""
         connection = http.client.HTTPConnection(*self.api, timeout=REQUEST_TIMEOUT)
         body = {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "What is the number?"}], "stream": True,
-                "max_tokens": tokens, "ignore_eos": True}
+                "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
         began = last = time.monotonic()
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -55,7 +58,7 @@ class Load:
                 return None
             if answer.status != 200:
                 raise OSError(f"{answer.status} {answer.read()[:200]}")
-            first, between, done = None, [], False
+            first, between, usage, done = None, [], {}, False
             for line in answer:
                 if not line.startswith(b"data: "):
                     continue
@@ -65,12 +68,13 @@ class Load:
                 said, now = json.loads(line[6:]), time.monotonic()
                 if "error" in said:
                     raise OSError(str(said))
-                if said["choices"][0]["delta"].get("content"):
+                usage = said.get("usage") or usage
+                if said["choices"] and said["choices"][0]["delta"].get("content"):
                     first, between = (now - began, between) if first is None else (first, between + [now - last])
                     last = now
             if not done:
                 raise OSError("a stream ended early")
-            return first, between, time.monotonic() - began
+            return first, between, time.monotonic() - began, usage["completion_tokens"]
         finally:
             connection.close()
 
@@ -90,6 +94,7 @@ def client(load, number, tokens, answer):
                 load.refused += 1
             else:
                 load.answered += 1
+                load.tokens += told[3]
                 load.first.append(told[0])
                 load.between.extend(told[1])
                 load.whole.append(told[2])
@@ -139,10 +144,15 @@ def main():
     arguments.add_argument("--answer", type=int, default=16, help="tokens that each short request asks for")
     arguments.add_argument("--seconds", type=float, default=300)
     arguments.add_argument("--queue", type=int, default=1024)
+    arguments.add_argument("--contexts", type=int, default=2, help="context hosts")
+    arguments.add_argument("--model", help="lines of [model], `;` between them")
+    arguments.add_argument("--device", help="of all hosts, which are one process then")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="asterism-api-load-") as folder:
         api = f'listen = "127.0.0.1:0"\nmax_queue = {given.queue}\n'
-        with Cluster(given.binary, pathlib.Path(folder), "apiload", api=api) as cluster:
+        model = f"\n[model]\n{given.model.replace(';', chr(10))}\n" if given.model else ""
+        place = f'device = "{given.device}"\nprocess = "all"\n' if given.device else ""
+        with Cluster(given.binary, pathlib.Path(folder), "apiload", given.contexts, api, lambda name: place, model) as cluster:
             ended = measure(given, cluster.record())
     sys.exit(ended)
 
@@ -165,10 +175,10 @@ def measure(given, record):
     growth = max(rss[-third:]) - max(rss[:third])
     print(f"{given.clients} clients, {given.tokens} tokens each, beside {given.long}, {given.seconds:.0f} s")
     print(f"{load.answered} answered, {load.refused} told to come again (503), {len(load.failed)} failed, {len(times)} long ones")
-    print(f"{(len(load.first) + len(load.between)) / took:.1f} tokens/s of short answers")
+    print(f"{load.tokens / took:.1f} tokens/s of short answers")
     print(told("first token", [seconds for seconds in load.first if seconds is not None]))
     print(told("first token of those that came beside a long one", load.beside))
-    print(told("from token to token", load.between))
+    print(told("from piece to piece of an answer", load.between))
     print(told("whole answer", load.whole))
     print(told("whole long answer", times))
     print(f"supervisor {rss[0]:.0f} MiB at first, {max(rss):.0f} at most, {growth:+.1f} from the first third to the last")
