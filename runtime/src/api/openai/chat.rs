@@ -242,8 +242,9 @@ fn turn(message: Message, budget: &Budget) -> Result<ChatTurn, String> {
 fn text_of(content: Content) -> Result<String, String> {
     match content {
         Content::Text(text) => Ok(text),
-        Content::NoText => {
-            Err("has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}".to_owned())
+        Content::NoText(kind) => {
+            let kind = if kind.is_empty() { "no text".to_owned() } else { format!("of type {}", bounds::shown(&kind)) };
+            Err(format!("has content that is {kind}; expected parts {{\"type\": \"text\", \"text\": ...}}"))
         }
         Content::Missing => Err("has no content that is text".to_owned()),
     }
@@ -377,7 +378,8 @@ mod tests {
             (json!([{"type": "function_call_output"}]), "no content"),
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
-            (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "no text"),
+            (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
+            (json!([{"role": "user", "content": [{"type": "text", "text": 3}]}]), "no text"),
         ] {
             let error = read(messages.clone(), "messages").unwrap_err().to_string();
             assert!(error.contains(cause), "{messages}: {error}");
