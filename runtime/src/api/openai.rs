@@ -134,6 +134,7 @@ pub fn origins(open: bool, origins: Origins) -> OriginRules {
 
 /// Refuses a request of who may not make it, and one too many of who may.
 fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
+    connection::count(request.request());
     state.origins.check(request)?;
     let pattern = request.match_pattern().unwrap_or_default();
     let keys = state.keys.as_ref().filter(|_| !FOR_EVERYBODY.contains(&pattern.as_str()));
