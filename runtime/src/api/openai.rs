@@ -43,7 +43,7 @@ pub use keys::ApiKeys;
 use serving::{models, status, tokens};
 pub use shared::ApiState;
 pub(crate) use shared::Checked;
-pub use store::Store;
+pub use store::{Store, responses::KeptResponses};
 
 /// Every method and path; all of them but two want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[

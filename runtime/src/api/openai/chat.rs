@@ -25,6 +25,7 @@ use super::{
         message::{CallIn, Content, Message, Messages},
         once::{BoundedValue, Budget},
         shape::{AnswerShape, PromptEcho},
+        thinking,
         tools::{self, Tools, without_tools},
     },
 };
@@ -46,7 +47,12 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let (logprobs, prompt_logprobs) = (logprobs::of_chat_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
     let choices = ask::choices(&mut fields, 1)?;
     let tools = tools::take(&mut fields)?;
-    let variables = variables(&mut fields)?;
+    let mut variables = variables(&mut fields)?;
+    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+        for (name, value) in thinking::variables(state.supervisor.model(), ("reasoning_effort", &effort))? {
+            variables.entry(name).or_insert(value);
+        }
+    }
     let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());

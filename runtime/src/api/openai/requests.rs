@@ -9,4 +9,5 @@ pub(crate) mod message;
 pub(crate) mod once;
 mod sampling;
 pub(crate) mod shape;
+pub(crate) mod thinking;
 pub(crate) mod tools;

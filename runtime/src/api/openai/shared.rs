@@ -7,7 +7,11 @@ use tokio::runtime::Handle;
 
 use crate::api::{
     http::{body::intake::Intake, error::Refusal, origin::OriginRules},
-    openai::{batching::batch_run::Open, keys::ApiKeys, store::Store},
+    openai::{
+        batching::batch_run::Open,
+        keys::ApiKeys,
+        store::{Store, responses::KeptResponses},
+    },
 };
 
 /// What handlers work with.
@@ -23,6 +27,8 @@ pub struct ApiState {
     pub since: u64,
     /// Files and batches.
     pub store: Arc<Store>,
+    /// What is kept of responses.
+    pub responses: Arc<KeptResponses>,
     /// Batches that are worked on.
     pub open: Open,
     /// Where they are.
