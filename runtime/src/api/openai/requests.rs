@@ -3,7 +3,7 @@
 pub(crate) mod ask;
 pub(crate) mod fields;
 pub(crate) mod form;
-mod known;
+pub mod known;
 pub(crate) mod logprobs;
 pub(crate) mod message;
 pub(crate) mod once;

@@ -4,7 +4,6 @@
 use serde_json::Value;
 
 /// Fields that are honoured, where, and how, as the reference says.
-#[cfg(test)]
 pub const HONOURED: &[(&str, &str, &str)] = &[
     ("model", "all", "the cluster's, or absent"),
     ("max_completion_tokens", "all", "absent: 1,024, a quarter of what the model takes, or what room there is"),
