@@ -6,6 +6,7 @@ says which, in which version, and whether it works.
     python3 -m venv clients && clients/bin/pip install guidellm
     tests/clients.py --binary target/release/asterism --python clients/bin/python --write docs/openai.md
 
+vLLM's benchmark needs no GPU: its wheel is installed with `--no-deps`, and of what it requires all but the kernels for GPUs.
 `--install` makes environments for those that install in a minute, of the versions below, and says which of the others were skipped. The
 model is tiny: what is asked for is not whether answers are right, but that each has the form that its client wants. Ends with 1 where one
 that is there does not work. Only loopback; stops what it started.

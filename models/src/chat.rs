@@ -23,9 +23,12 @@ pub use turn::{ChatTurn, Speaker, ToolCall, Tooling};
 pub struct ChatTemplate {
     /// What renders; nothing for a base model.
     template: Option<Box<dyn Render>>,
-    /// It has a place for tools.
-    takes_tools: bool,
+    /// Variables of requests that it reads.
+    reads: Vec<&'static str>,
 }
+
+/// Variables that requests have a field for: tools, and how much a model thinks before it answers.
+const REQUEST_VARIABLES: [&str; 3] = ["tools", "enable_thinking", "reasoning_effort"];
 
 impl ChatTemplate {
     /// Finds the checkpoint's template, if it has one, and has `renderer` make of it what renders, such as
@@ -39,14 +42,15 @@ impl ChatTemplate {
         renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
         let Some(source) = files::source(checkpoint, tokenizer)? else {
-            return Ok(Self { template: None, takes_tools: false });
+            return Ok(Self { template: None, reads: Vec::new() });
         };
-        let (origin, takes_tools) = (source.origin().to_owned(), source.takes_tools());
+        let origin = source.origin().to_owned();
+        let reads = REQUEST_VARIABLES.into_iter().filter(|variable| source.names_variable(variable)).collect();
         let template = renderer(source);
         let question = ChatTurn::new(Speaker::User, "What does it say?");
         let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
         tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
-        Ok(Self { template: Some(template), takes_tools })
+        Ok(Self { template: Some(template), reads })
     }
 
     /// The checkpoint has a template of its own.
@@ -56,7 +60,12 @@ impl ChatTemplate {
 
     /// The template has a place for tools: another is told of them in a message.
     pub fn takes_tools(&self) -> bool {
-        self.takes_tools
+        self.reads("tools")
+    }
+
+    /// The template reads this variable, of those that requests have a field for.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.reads.contains(&variable)
     }
 
     /// The conversation as transformers renders it: by the template, which sees all messages as they are. In the text the names of

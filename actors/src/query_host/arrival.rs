@@ -20,7 +20,7 @@ pub enum Arrival {
         /// Who holds which shards.
         holders: Vec<ShardHolder>,
     },
-    /// What a job's question gets anew is encoded.
+    /// What a job's question gets anew is encoded, or what holds its answer to a form is made.
     Fresh {
         /// Job.
         job: u64,

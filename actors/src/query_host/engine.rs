@@ -9,7 +9,7 @@ use std::{
 };
 
 use asterism_kernels::{Backend, KernelError, Rank};
-use asterism_models::{Decoder, Guide, Guides, ModelError, StepError, StepPart, step};
+use asterism_models::{Decoder, ModelError, StepError, StepPart, step};
 use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
 
@@ -18,9 +18,11 @@ use crate::{
     messages::{AnswerToken, Generate},
     query_host::{
         arrival::Arrival,
+        background::words,
+        forms::{self, FormWorker, PendingGuide},
         generation::{Chosen, End, Generation, LastRow},
         partials::contexts::JobContexts,
-        refresh::{RefreshWorker, words},
+        refresh::{self, RefreshWorker},
         schedule::{StepBudget, StepScheduler, WaitingJob},
         spans::GenerationSpans,
         state::{GenerationEnd, QueryHostEvent},
@@ -41,8 +43,8 @@ pub struct Engine<B: Backend> {
     generations: BTreeMap<u64, Generation<B>>,
     /// Its thread starts with the first that needs it.
     refresher: Option<RefreshWorker<B>>,
-    /// Made with the first that needs it.
-    guides: Option<Guides>,
+    /// The same, for answers that are held to a form.
+    former: Option<FormWorker>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
     scheduler: StepScheduler,
@@ -83,7 +85,7 @@ impl<B: Backend> Engine<B> {
             contexts,
             generations: BTreeMap::new(),
             refresher: None,
-            guides: None,
+            former: None,
             arrivals,
             scheduler,
             crowded: 0,
@@ -120,28 +122,18 @@ impl<B: Backend> Engine<B> {
                 let (job, arrivals) = (order.job, self.arrivals.clone());
                 let done = move || drop(arrivals.send(Arrival::Fresh { job }));
                 let decoder = &self.model.decoder;
-                let start = || RefreshWorker::start(decoder.clone());
+                let start = || refresh::start(decoder.clone());
                 let refresher = &mut self.refresher;
                 let awaited = order
                     .refresh_order
                     .take()
                     .map(|refresh_order| refresher.get_or_insert_with(start).order(*refresh_order, done));
-                let guide = match self.guide(&order) {
-                    Ok(guide) => guide,
-                    Err(error) => {
-                        let (code, message) = (error.code().to_owned(), error.to_string());
-                        let times = self.contexts.remove(job);
-                        drop(times);
-                        let end = GenerationEnd::Failed { code, message };
-                        (self.post)(QueryHostEvent::Ended { job, end });
-                        return true;
-                    }
-                };
-                let generation = Generation::new(self.model.clone(), (*order, spans), (awaited, guide));
+                let forming = self.forming(&order);
+                let generation = Generation::new(self.model.clone(), (*order, spans), (awaited, forming));
                 self.generations.insert(job, generation);
             }
             Arrival::Fresh { job } => {
-                let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::refresh);
+                let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::take_arrived);
                 if let Err((code, message)) = fresh {
                     self.end(job, |_| GenerationEnd::Failed { code, message });
                 }
@@ -154,15 +146,11 @@ impl<B: Backend> Engine<B> {
         true
     }
 
-    /// What holds a job's answer to its form; the tokens of the model are sorted for that when the first has one.
-    fn guide(&mut self, order: &Generate) -> Result<Option<Guide>, ModelError> {
-        let Some(constraint) = order.choice.sampling().constraint else { return Ok(None) };
-        let config = self.model.decoder.config();
-        let guides = match self.guides.take() {
-            Some(guides) => guides,
-            None => Guides::new(&self.model.tokenizer, config.vocab, &config.eos)?,
-        };
-        self.guides.insert(guides).guide(&constraint).map(Some)
+    /// Has what holds a job's answer to its form made.
+    fn forming(&mut self, order: &Generate) -> Option<PendingGuide> {
+        let (constraint, job, arrivals) = (order.choice.sampling().constraint?, order.job, self.arrivals.clone());
+        let former = self.former.get_or_insert_with(|| forms::start(self.model.clone()));
+        Some(former.order(constraint, move || drop(arrivals.send(Arrival::Fresh { job }))))
     }
 
     /// The rows of the next step by job, and their size.

@@ -9,7 +9,7 @@ use crate::{
     api::TokenLogprobs,
     compute::LoadedModel,
     messages::{AnswerToken, Generate},
-    query_host::{refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
+    query_host::{forms::PendingGuide, refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
 };
 
 /// A generation on its way.
@@ -23,8 +23,9 @@ pub struct Generation<B: Backend> {
     awaited: Option<PendingRefresh<B>>,
     generator: Generator<B>,
     sampler: Sampler,
-    /// What holds the answer to its form, if it has one.
+    /// What holds the answer to its form, if it has one, and has to be waited for first.
     guide: Option<Guide>,
+    forming: Option<PendingGuide>,
     text: TextStream,
     /// Keys of its context, which each row reads.
     keys: u64,
@@ -85,7 +86,7 @@ impl<B: Backend> Generation<B> {
     pub fn new(
         model: Arc<LoadedModel<B>>,
         (order, spans): (Generate, Option<GenerationSpans>),
-        (awaited, guide): (Option<PendingRefresh<B>>, Option<Guide>),
+        (awaited, forming): (Option<PendingRefresh<B>>, Option<PendingGuide>),
     ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let scored = order.choice.scored.as_deref().unwrap_or_default();
@@ -94,7 +95,8 @@ impl<B: Backend> Generation<B> {
             awaited,
             generator: Generator::new(keys, order.query_start).asked(ids.len()),
             sampler: Sampler::asked(order.choice.sampling(), &ids, &model.decoder.config().eos),
-            guide,
+            guide: None,
+            forming,
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             ids,
             keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
@@ -108,18 +110,22 @@ impl<B: Backend> Generation<B> {
         }
     }
 
-    /// Takes in the fresh keys that have come; the error is code and message of what failed.
-    pub fn refresh(&mut self) -> Result<(), (String, String)> {
+    /// Takes in what has come of what it waits for; the error is code and message of what failed.
+    pub fn take_arrived(&mut self) -> Result<(), (String, String)> {
         if let Some(fresh) = self.awaited.as_ref().and_then(PendingRefresh::take) {
             self.generator.refresh(fresh?);
             self.awaited = None;
+        }
+        if let Some(guide) = self.forming.as_ref().and_then(PendingGuide::take) {
+            self.guide = Some(guide?);
+            self.forming = None;
         }
         Ok(())
     }
 
     /// Whether it can take steps.
     pub fn is_ready(&self) -> bool {
-        self.awaited.is_none()
+        self.awaited.is_none() && self.forming.is_none()
     }
 
     /// What it has to go through, but for how its shards are spread over hosts.

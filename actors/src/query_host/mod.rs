@@ -1,7 +1,9 @@
 //! The query host: encodes queries and generates, all jobs together, asking every context host layer by layer (phase 2).
 
 mod arrival;
+mod background;
 mod engine;
+mod forms;
 mod generation;
 mod partials;
 mod refresh;

@@ -47,9 +47,9 @@ impl TemplateSource {
         &self.origin
     }
 
-    /// It has a place for tools.
-    pub fn takes_tools(&self) -> bool {
-        self.text.contains("tools")
+    /// The variable stands in its text.
+    pub fn names_variable(&self, variable: &str) -> bool {
+        self.text.contains(variable)
     }
 
     /// Renders within this process, whose memory and time nothing bounds but instructions and the length of what is written.

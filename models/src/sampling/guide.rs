@@ -2,12 +2,9 @@
 //! Chooses no token but those that close an answer whose room ends.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    collections::{BTreeMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -41,16 +38,74 @@ const REGEX_BYTES: usize = 16 << 10;
 const SCHEMA_BYTES: usize = 256 << 10;
 /// Most texts to choose from, and bytes of them together.
 const CHOICES: (usize, usize) = (1024, 64 << 10);
-/// Longest time to compile a form, and how many are compiled at once.
+/// Longest time to compile a form when it is taken, and on a host that was given one that could be compiled; and how many are
+/// compiled at once.
 const COMPILED_WITHIN: Duration = Duration::from_secs(2);
+const COMPILED_AGAIN_WITHIN: Duration = Duration::from_secs(20);
 const COMPILED_AT_ONCE: usize = 4;
+/// Forms that a host keeps compiled.
+const KEPT_COMPILED: usize = 8;
 /// Stack of a thread that compiles.
 const COMPILER_STACK: usize = 16 << 20;
 /// Most parts of a refused schema that are tried, to say which is at fault.
 const TRIED_PARTS: usize = 64;
 
-/// Threads that compile.
-static COMPILING: AtomicUsize = AtomicUsize::new(0);
+/// Places of threads that compile.
+static PLACES: CompilerPlaces = CompilerPlaces { taken: Mutex::new(0), freed: Condvar::new() };
+
+struct CompilerPlaces {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A place, until it is dropped.
+struct CompilerPlace;
+
+impl CompilerPlaces {
+    /// Waits so long for a place.
+    fn take(&self, within: Duration) -> Option<CompilerPlace> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_timeout_while(taken, within, |taken| *taken >= COMPILED_AT_ONCE);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *taken += 1;
+        Some(CompilerPlace)
+    }
+}
+
+impl Drop for CompilerPlace {
+    fn drop(&mut self) {
+        *PLACES.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        PLACES.freed.notify_one();
+    }
+}
+
+/// Why nothing came of compiling a form.
+enum Uncompiled {
+    /// There was no time or no thread for it.
+    Late,
+    /// The compiler panicked.
+    Broke,
+}
+
+/// Compiles on a thread of its own, which has the stack that deep forms want. It is waited for so long, and for a place before that.
+fn apart<T: Send + 'static>(within: Duration, compile: impl FnOnce() -> T + Send + 'static) -> Result<T, Uncompiled> {
+    let place = PLACES.take(within).ok_or(Uncompiled::Late)?;
+    let (done, result) = mpsc::channel();
+    let run = move || {
+        let compiled = catch_unwind(AssertUnwindSafe(compile));
+        drop(place);
+        drop(done.send(compiled));
+    };
+    let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(COMPILER_STACK).spawn(run);
+    thread.map_err(|_| Uncompiled::Late)?;
+    match result.recv_timeout(within) {
+        Ok(compiled) => compiled.map_err(|_| Uncompiled::Broke),
+        Err(_) => Err(Uncompiled::Late),
+    }
+}
 
 impl Constraint {
     /// Compiles it, within bounds, so that no host has to refuse it.
@@ -59,27 +114,19 @@ impl Constraint {
     /// [`ModelError::Constraint`] with the part at fault; [`ModelError::ConstraintTime`] where it takes too long.
     pub fn check(&self) -> Result<(), ModelError> {
         self.check_size()?;
-        let slow = || ModelError::ConstraintTime { seconds: COMPILED_WITHIN.as_secs() };
-        if COMPILING.fetch_add(1, Ordering::SeqCst) >= COMPILED_AT_ONCE {
-            COMPILING.fetch_sub(1, Ordering::SeqCst);
-            return Err(slow());
-        }
-        let (constraint, (told, heard)) = (self.clone(), mpsc::channel());
-        let compile = move || {
-            let checked = std::panic::catch_unwind(|| constraint.compiled());
-            COMPILING.fetch_sub(1, Ordering::SeqCst);
-            drop(told.send(checked));
-        };
-        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(COMPILER_STACK).spawn(compile);
-        if thread.is_err() {
-            COMPILING.fetch_sub(1, Ordering::SeqCst);
-            return Err(slow());
-        }
-        match heard.recv_timeout(COMPILED_WITHIN) {
-            Ok(Ok(checked)) => checked,
-            Ok(Err(_)) => Err(self.refused(String::new(), "the compiler of forms cannot take it")),
-            Err(_) => Err(slow()),
-        }
+        let constraint = self.clone();
+        self.in_time(COMPILED_WITHIN, move || constraint.compiled())?
+    }
+
+    fn in_time<T: Send + 'static>(
+        &self,
+        within: Duration,
+        compile: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ModelError> {
+        apart(within, compile).map_err(|why| match why {
+            Uncompiled::Late => ModelError::ConstraintTime { seconds: within.as_secs() },
+            Uncompiled::Broke => self.refused(String::new(), "the compiler of forms cannot take it"),
+        })
     }
 
     fn check_size(&self) -> Result<(), ModelError> {
@@ -150,6 +197,8 @@ fn schema_grammar(schema: &Value) -> TopLevelGrammar {
 /// What holds answers of one model to forms.
 pub struct Guides {
     factory: ParserFactory,
+    /// Forms of late as they are written, whose order counts, before the first token; the newest is the last.
+    compiled: Mutex<VecDeque<(String, Matcher)>>,
     /// Tokens that end an answer.
     eos: Vec<u32>,
     closing: Closing,
@@ -204,18 +253,49 @@ impl Guides {
         factory.quiet();
         *factory.limits_mut() =
             ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
-        Ok(Self { factory, eos: eos.to_vec(), closing: Closing::default() })
+        Ok(Self { factory, compiled: Mutex::default(), eos: eos.to_vec(), closing: Closing::default() })
     }
 
-    /// Holds one answer to a form, of which tokens so far are to be accepted next.
+    /// Holds one answer to a form, of which tokens so far are to be accepted next. Waits until it is compiled, on a thread of its own.
     ///
     /// # Errors
-    /// [`ModelError::Constraint`] for one that [`Constraint::check`] refuses.
-    pub fn guide(&self, constraint: &Constraint) -> Result<Guide, ModelError> {
+    /// [`ModelError::Constraint`] for one that [`Constraint::check`] refuses; [`ModelError::ConstraintTime`] where it takes too long.
+    pub fn guide(self: &Arc<Self>, constraint: &Constraint) -> Result<Guide, ModelError> {
+        let written = serde_json::to_string(constraint).unwrap_or_default();
+        let matcher = match self.kept(&written) {
+            Some(matcher) => matcher,
+            None => {
+                let (guides, compiled) = (self.clone(), constraint.clone());
+                let matcher = constraint.in_time(COMPILED_AGAIN_WITHIN, move || guides.compile(&compiled))??;
+                self.keep(written, &matcher);
+                matcher
+            }
+        };
+        Ok(Guide { matcher, eos: self.eos.clone(), closing: self.closing.clone() })
+    }
+
+    fn compile(&self, constraint: &Constraint) -> Result<Matcher, ModelError> {
         let mut matcher = Matcher::new(self.factory.create_parser(constraint.grammar()));
         // It compiles what is compiled late.
         matcher.compute_mask_or_eos().map_err(|error| constraint.refused(String::new(), &error.to_string()))?;
-        Ok(Guide { matcher, eos: self.eos.clone(), closing: self.closing.clone() })
+        Ok(matcher)
+    }
+
+    fn kept(&self, written: &str) -> Option<Matcher> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = compiled.iter().position(|(kept, _)| kept == written)?;
+        let newest = compiled.remove(at)?;
+        let matcher = newest.1.deep_clone();
+        compiled.push_back(newest);
+        Some(matcher)
+    }
+
+    fn keep(&self, written: String, matcher: &Matcher) {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if compiled.len() == KEPT_COMPILED {
+            compiled.pop_front();
+        }
+        compiled.push_back((written, matcher.deep_clone()));
     }
 
     fn tried(&self, grammar: TopLevelGrammar) -> Result<(), String> {
@@ -354,7 +434,7 @@ mod tests {
     fn answer(constraint: &Constraint, seed: u64, most: usize) -> (String, bool) {
         let checkpoint = Checkpoint::embedded().unwrap();
         let (tokenizer, config) = (Tokenizer::from_checkpoint(&checkpoint).unwrap(), checkpoint.config().clone());
-        let guides = Guides::new(&tokenizer, config.vocab, &config.eos).unwrap();
+        let guides = Arc::new(Guides::new(&tokenizer, config.vocab, &config.eos).unwrap());
         let mut guide = guides.guide(constraint).unwrap();
         let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() });
         let (mut random, mut ids) = (StdRng::seed_from_u64(seed), Vec::new());

@@ -28,6 +28,7 @@ use crate::api::{
     },
 };
 use events::MessageVoice;
+use message::MessageShape;
 use messages_request::MessagesRequest;
 
 /// Its endpoints.
@@ -41,7 +42,8 @@ async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Messag
     let (conversation, asked) = asked.read(&state)?;
     let asked = chat::about(&state, conversation, (asked, "messages")).await?;
     let mut asked = answer::owned(asked, &request);
-    let (client, streamed, shape) = (ClientConnection::of(&request), asked.stream, std::mem::take(&mut asked.shape));
+    let (client, streamed, model) = (ClientConnection::of(&request), asked.stream, state.supervisor.model().clone());
+    let shape = MessageShape { shape: std::mem::take(&mut asked.shape), stops: asked.job.stop.clone(), model };
     asked.job.labels.insert(bounds::ATTACHED.into(), "yes".into());
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, "messages"))?;

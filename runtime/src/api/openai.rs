@@ -40,40 +40,10 @@ use crate::{
 use answers::{connection, running};
 use batching::{batch_run, batches, files};
 pub use keys::ApiKeys;
-use serving::{models, status, tokens};
-pub use shared::ApiState;
+use serving::{models, openapi, status, tokens};
 pub(crate) use shared::Checked;
-pub use store::Store;
-
-/// Every method and path; all of them but two want a key where there are keys.
-pub const ENDPOINTS: &[(&str, &str)] = &[
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{model}"),
-    ("GET", "/v1/models/{organisation}/{model}"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/responses"),
-    ("GET", "/v1/responses/{id}"),
-    ("POST", "/v1/responses/{id}/cancel"),
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files"),
-    ("GET", "/v1/files/{id}"),
-    ("GET", "/v1/files/{id}/content"),
-    ("DELETE", "/v1/files/{id}"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{id}"),
-    ("POST", "/v1/batches/{id}/cancel"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/health"),
-    ("GET", "/version"),
-];
-
-/// Those for whom a key is not needed: what balances load has none.
-pub const FOR_EVERYBODY: [&str; 2] = ["/health", "/version"];
+pub use shared::{ApiState, ENDPOINTS, FOR_EVERYBODY};
+pub use store::{Store, responses::KeptResponses};
 
 /// Most connections at a time, two files each.
 const API_CONNECTIONS: usize = 8192;
@@ -114,7 +84,7 @@ pub async fn serve(
 
 fn routes(app: &mut web::ServiceConfig) {
     app.service(models::list).service(models::show).service(models::show_of);
-    app.service(status::health).service(status::version);
+    app.service(status::health).service(status::version).service(openapi::openapi);
     app.service(tokens::tokenize).service(tokens::detokenize);
     app.service(chat::complete).service(completions::complete);
     app.service(responses::create).service(responses::show).service(responses::cancel);
@@ -134,6 +104,7 @@ pub fn origins(open: bool, origins: Origins) -> OriginRules {
 
 /// Refuses a request of who may not make it, and one too many of who may.
 fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
+    connection::count(request.request());
     state.origins.check(request)?;
     let pattern = request.match_pattern().unwrap_or_default();
     let keys = state.keys.as_ref().filter(|_| !FOR_EVERYBODY.contains(&pattern.as_str()));

@@ -20,7 +20,7 @@ use crate::{
         },
         anthropic,
         http::body::intake::Intake,
-        openai::{self, ApiKeys, ApiState, Open, Store},
+        openai::{self, ApiKeys, ApiState, KeptResponses, Open, Store},
         secrets,
     },
     certificates::{
@@ -168,6 +168,7 @@ async fn open_api(
         keys,
         since,
         store,
+        responses: Arc::new(KeptResponses::open(&cluster.data_dir)),
         open: Open::default(),
         runtime,
         intake,

@@ -168,3 +168,31 @@ fn the_messages_api_answers_as_a_chat_does() {
     );
     assert!(call["input"]["times"].is_u64(), "{answer}");
 }
+
+#[test]
+fn the_messages_api_says_what_ended_an_answer_and_refuses_in_its_own_words() {
+    let cluster = cluster(None);
+    let mut body = json!({"max_tokens": 40, "system": super::openai::whale(), "messages": [{"role": "user", "content": "Which colour?"}]});
+    let plain = answered(&cluster, MESSAGES, &body);
+    let text = plain["content"][0]["text"].as_str().expect("text");
+    let stop: String = text.chars().skip(2).take(3).collect();
+    let before = text.split_once(&stop).expect("it is in it").0;
+    body["stop_sequences"] = json!(["never said", stop]);
+    let answer = answered(&cluster, MESSAGES, &body);
+    let told = (answer["stop_reason"].as_str(), &answer["stop_sequence"], &answer["content"][0]["text"]);
+    assert_eq!(told, (Some("stop_sequence"), &json!(stop), &json!(before)), "{answer}");
+    let events = streamed(&cluster, MESSAGES, &body);
+    let delta = events.iter().find(|event| event["type"] == "message_delta").expect("an end");
+    assert_eq!(delta["delta"], json!({"stop_reason": "stop_sequence", "stop_sequence": stop}));
+    for (wrong, status, kind) in [
+        (json!({"messages": 3}), 400, "invalid_request_error"),
+        (json!({"model": "x", "messages": body["messages"]}), 404, "not_found_error"),
+    ] {
+        let (got, refused) = send(&cluster, ("POST", MESSAGES), &[JSON], &wrong.to_string());
+        assert_eq!(
+            (got, refused["type"].as_str(), refused["error"]["type"].as_str()),
+            (status, Some("error"), Some(kind)),
+            "{refused}"
+        );
+    }
+}

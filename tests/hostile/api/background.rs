@@ -69,9 +69,73 @@ fn a_response_is_there_for_its_key_alone() {
     let job: Value = sent.into_body().read_json().expect("JSON");
     let path = format!("/v1/responses/{}", job["id"].as_str().expect("an id").replace("job-", "resp_"));
     assert_eq!(ask(("GET", &path), "moon", "").0, 404);
-    let body = json!({"input": "Which colour?", "previous_response_id": id}).to_string();
-    let (status, answer) = ask(("POST", "/v1/responses"), "moon", &body);
-    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("previous_response_id")), "{answer}");
+    let body = json!({"input": "Which colour?", "previous_response_id": id, "max_output_tokens": 2}).to_string();
+    let (status, answer) = ask(("POST", "/v1/responses"), "sun", &body);
+    assert_eq!((status, answer["error"]["code"].as_str()), (404, Some("previous_response_not_found")), "{answer}");
+}
+
+#[test]
+fn a_conversation_goes_on_behind_a_response_whatever_dies() {
+    let cluster = cluster(None);
+    let asked = |body: &Value| send(&cluster, ("POST", "/v1/responses"), &[JSON], &body.to_string());
+    let text = |response: &Value| response["output"][0]["content"][0]["text"].as_str().expect("text").to_owned();
+    let first = json!({"instructions": whale(), "input": "Which colour?", "max_output_tokens": 4, "temperature": 0.0,
+                       "metadata": {"topic": "whales"}, "text": {"format": {"type": "text"}, "verbosity": "medium"}});
+    let (status, made) = asked(&first);
+    assert_eq!(status, 200, "{made}");
+    let id = made["id"].as_str().expect("an id");
+    let lost = cluster.supervisor();
+    kill(lost);
+    cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
+    let (_, read) = send(&cluster, ("GET", &format!("/v1/responses/{id}")), &[], "");
+    for response in [&made, &read] {
+        let told = (&response["instructions"], &response["metadata"], &response["max_output_tokens"]);
+        assert_eq!(told, (&first["instructions"], &first["metadata"], &json!(4)), "{response}");
+    }
+    let second = json!({"instructions": "Be brief.", "input": "And how large?", "previous_response_id": id, "max_output_tokens": 4,
+                        "include": ["message.output_text.logprobs"], "top_logprobs": 1});
+    let (status, answer) = asked(&second);
+    assert_eq!((status, answer["previous_response_id"].as_str()), (200, Some(id)), "{answer}");
+    let logprobs = answer["output"][0]["content"][0]["logprobs"].as_array().expect("a list").len();
+    assert_eq!(Some(logprobs as u64), answer["usage"]["output_tokens"].as_u64(), "{answer}");
+    let said = [
+        ("system", "Be brief.".to_owned()),
+        ("user", "Which colour?".into()),
+        ("assistant", text(&made)),
+        ("user", "And how large?".into()),
+    ];
+    let messages: Vec<Value> =
+        said.into_iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+    let (_, chat) =
+        send(&cluster, ("POST", CHAT), &[JSON], &json!({"messages": messages, "max_tokens": 4}).to_string());
+    assert_eq!(chat["choices"][0]["message"]["content"], json!(text(&answer)), "{chat}");
+    assert_eq!(chat["usage"]["prompt_tokens"], answer["usage"]["input_tokens"]);
+    // What was not to be stored cannot be gone on with.
+    let (_, unstored) = asked(&json!({"input": "Which colour?", "max_output_tokens": 1, "store": false}));
+    let (status, refused) = asked(&json!({"input": "And?", "previous_response_id": unstored["id"]}));
+    assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("previous_response_id")), "{refused}");
+}
+
+#[test]
+fn the_oldest_of_a_conversation_that_is_too_long_is_left_out_where_that_is_asked_for() {
+    let cluster = cluster(None);
+    let (_, models) = send(&cluster, ("GET", "/v1/models"), &[], "");
+    let most = models["data"][0]["max_model_len"].as_u64().expect("a length");
+    let said = |role: &str, text: String| json!({"role": role, "content": text});
+    let input: Vec<Value> = (0..6)
+        .flat_map(|number| [said("user", format!("{number} {}", whale())), said("assistant", "It is.".into())])
+        .chain([said("user", "Is it white?".into())])
+        .collect();
+    // The answer is one word, whatever room it has.
+    let body = |truncation: &str| json!({"input": input, "max_output_tokens": most - 700, "guided_choice": ["yes"], "truncation": truncation});
+    let asked = |truncation| send(&cluster, ("POST", "/v1/responses"), &[JSON], &body(truncation).to_string());
+    let (status, refused) = asked("disabled");
+    assert_eq!((status, refused["error"]["code"].as_str()), (400, Some("context_too_long")), "{refused}");
+    let (status, answer) = asked("auto");
+    assert_eq!((status, answer["output"][0]["content"][0]["text"].as_str()), (200, Some("yes")), "{answer}");
+    let tokens = answer["usage"]["input_tokens"].as_u64().expect("a number");
+    assert!((200..=700).contains(&tokens), "{answer}");
+    assert_eq!(answer["truncation"], "auto");
 }
 
 const FORM: (&str, &str) = ("content-type", "multipart/form-data; boundary=whale");

@@ -264,6 +264,29 @@ fn who_goes_away_is_not_worked_for() {
 }
 
 #[test]
+fn who_has_said_all_and_reads_on_gets_an_answer() {
+    let cluster = cluster(None);
+    for (version, stream) in [("1.1", false), ("1.1", true), ("1.0", true)] {
+        let body = json!({"messages": messages(), "max_tokens": 60, "ignore_eos": true, "stream": stream}).to_string();
+        let mut client = TcpStream::connect(api(&cluster)).expect("a listener");
+        client.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+        let head = format!(
+            "POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        client.write_all(head.as_bytes()).and_then(|()| client.write_all(body.as_bytes())).expect("it is taken");
+        client.shutdown(std::net::Shutdown::Write).expect("half of it closes");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("the connection ends with the answer");
+        assert!(
+            answer.contains(" 200 OK\r\n") && answer.contains("\"finish_reason\":\"length\""),
+            "{version} {stream}: {answer}"
+        );
+        assert_eq!(newest(&cluster)["state"], "SUCCEEDED", "{version} {stream}");
+    }
+}
+
+#[test]
 fn what_a_lost_supervisor_was_asked_for_is_not_gone_on_with() {
     let cluster = cluster(None);
     let mut streamed = open(&cluster, "none", true);

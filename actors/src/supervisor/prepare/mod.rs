@@ -124,6 +124,11 @@ impl ModelFront {
         self.template.takes_tools()
     }
 
+    /// The chat template reads this variable, of those that requests have a field for.
+    pub fn template_reads(&self, variable: &str) -> bool {
+        self.template.reads(variable)
+    }
+
     /// Tokens of a text, without specials.
     pub fn count_tokens(&self, text: &str) -> Result<usize, ModelError> {
         Ok(self.tokenizer.encode(text)?.len())

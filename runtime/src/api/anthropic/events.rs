@@ -4,22 +4,20 @@ use asterism_actors::api::{HostProgress, JobStatus, RecoveryStatus, TokenLogprob
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::message;
+use super::message::{self, MessageShape};
 use crate::api::{
     http::error::Refusal,
-    openai::{
-        answers::{
-            calls::{AnswerPiece, AnswerReader},
-            running::outcome,
-            stream::StreamFormat,
-        },
-        requests::shape::AnswerShape,
+    openai::answers::{
+        calls::{AnswerPiece, AnswerReader},
+        running::outcome,
+        stream::StreamFormat,
     },
 };
 
 /// A message as it is streamed.
 pub struct MessageVoice {
     status: JobStatus,
+    asked: MessageShape,
     reader: AnswerReader,
     /// Bytes of the answer that were told.
     told: usize,
@@ -36,9 +34,9 @@ enum BlockKind {
 
 impl MessageVoice {
     /// Of a job, with what is told of its answer.
-    pub fn new(status: JobStatus, shape: AnswerShape) -> Self {
-        let reader = AnswerReader::new(shape.tools.as_deref(), (&status.id, 0));
-        Self { status, reader, told: 0, blocks: 0, open: None }
+    pub fn new(status: JobStatus, asked: MessageShape) -> Self {
+        let reader = AnswerReader::new(asked.shape.tools.as_deref(), (&status.id, 0));
+        Self { status, asked, reader, told: 0, blocks: 0, open: None }
     }
 
     fn begin(&mut self, kind: BlockKind, block: Value, to: &mut Vec<Bytes>) {
@@ -114,17 +112,15 @@ impl StreamFormat for MessageVoice {
         pieces.extend(self.reader.finish());
         let mut events = self.pieces(pieces);
         self.end_block(&mut events);
-        let reason = message::stop_reason(&status, self.reader.has_called());
-        let delta = json!({ "stop_reason": reason, "stop_sequence": null });
+        let (reason, sequence) = message::stop_reason(&status, self.reader.has_called(), &self.asked);
+        let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
         events.push(event("message_delta", json!({ "delta": delta, "usage": message::usage(&status) })));
         events.push(event("message_stop", json!({})));
         events
     }
 
     fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes> {
-        let envelope = json!(refusal.envelope(None));
-        let stated = json!({ "type": envelope["error"]["type"], "message": refusal.to_string() });
-        vec![event("error", json!({ "error": stated }))]
+        vec![event("error", json!(refusal.message_envelope(None)))]
     }
 }
 
@@ -141,8 +137,14 @@ fn event(kind: &str, mut body: Value) -> Bytes {
 mod tests {
     use std::sync::Arc;
 
+    use asterism_actors::supervisor::ModelFront;
+    use asterism_models::{Checkpoint, TemplateSource};
+
     use super::*;
-    use crate::api::openai::requests::tools::{ToolChoice, Tools};
+    use crate::api::openai::requests::{
+        shape::AnswerShape,
+        tools::{ToolChoice, Tools},
+    };
 
     fn status(text: &str) -> JobStatus {
         serde_json::from_value(json!({
@@ -162,7 +164,9 @@ mod tests {
     #[test]
     fn text_and_calls_are_blocks_one_after_the_other() {
         let tools = Tools { described: Vec::new(), names: vec!["f".to_owned()], choice: ToolChoice::Auto };
+        let model = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
         let shape = AnswerShape { tools: Some(Arc::new(tools)), ..AnswerShape::default() };
+        let shape = MessageShape { shape, stops: Vec::new(), model: Arc::new(model) };
         let text = r#"So: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#;
         for size in [1, 7, 1000] {
             let mut voice = MessageVoice::new(status(""), shape.clone());

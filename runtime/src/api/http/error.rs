@@ -3,7 +3,7 @@
 use std::fmt;
 
 use actix_web::{
-    HttpRequest, HttpResponse, ResponseError,
+    HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError,
     http::{StatusCode, header},
 };
 use asterism_actors::{
@@ -161,6 +161,15 @@ impl Refusal {
 
     /// The answer to the request of this name.
     pub fn answer(&self, request_id: Option<&str>) -> HttpResponse {
+        self.response().json(self.envelope(request_id))
+    }
+
+    /// The same, as clients of Anthropic's API read it.
+    pub fn answer_message(&self, request_id: Option<&str>) -> HttpResponse {
+        self.response().json(self.message_envelope(request_id))
+    }
+
+    fn response(&self) -> HttpResponseBuilder {
         let mut response = HttpResponse::build(self.status);
         if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status) {
             response.insert_header((header::RETRY_AFTER, "1"));
@@ -175,7 +184,7 @@ impl Refusal {
         if [StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&self.status) {
             response.force_close();
         }
-        response.json(self.envelope(request_id))
+        response
     }
 
     /// The body of the answer to the request of this name.
@@ -196,6 +205,31 @@ impl Refusal {
                 request_id: request_id.map(str::to_owned),
             },
         }
+    }
+}
+
+/// The body of a refusal of Anthropic's API.
+#[derive(Clone, Debug, Serialize)]
+pub struct MessageErrorEnvelope {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: ErrorObject,
+    request_id: Option<String>,
+}
+
+impl Refusal {
+    /// The body of the answer to the request of this name, as clients of Anthropic's API read it.
+    pub fn message_envelope(&self, request_id: Option<&str>) -> MessageErrorEnvelope {
+        let mut error = self.envelope(request_id).error;
+        error.kind = match self.status {
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large".to_owned(),
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error".to_owned(),
+            StatusCode::FORBIDDEN => "permission_error".to_owned(),
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error".to_owned(),
+            status if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE => "api_error".to_owned(),
+            _ => error.kind,
+        };
+        MessageErrorEnvelope { kind: "error", error, request_id: request_id.map(str::to_owned) }
     }
 }
 

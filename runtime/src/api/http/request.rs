@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use actix_web::{
-    Error,
+    Error, HttpResponse,
     body::{BoxBody, MessageBody},
     dev::{ServiceRequest, ServiceResponse},
     http::{
@@ -47,6 +47,9 @@ const HEADED: &[&str] = &[
     "/v1/models/{organisation}/{model}",
 ];
 
+/// Paths of Anthropic's API.
+const MESSAGES: &str = "/v1/messages";
+
 /// The methods of a path, in the order of their names.
 pub fn allowed<'a>(pattern: &str, methods: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut methods: Vec<&str> = methods.chain(HEADED.contains(&pattern).then_some("HEAD")).collect();
@@ -68,10 +71,10 @@ pub async fn identify(
     let refused = response.response().error().map(|error| match error.as_error::<Refusal>() {
         Some(refusal) => {
             metrics::counter!(metric::REQUESTS_REFUSED, "error_type" => refusal.code().to_owned()).increment(1);
-            refusal.answer(Some(&id))
+            worded(refusal, &pattern, &id)
         }
         // What the framework refuses by itself.
-        None => Refusal::of(response.status(), "invalid_request", error).answer(Some(&id)),
+        None => worded(&Refusal::of(response.status(), "invalid_request", error), &pattern, &id),
     });
     let mut response = match refused {
         Some(refused) => response.into_response(refused),
@@ -81,6 +84,14 @@ pub async fn identify(
     response.headers_mut().insert(HeaderName::from_static(REQUEST_ID), value);
     log(&id, (&method, &pattern), began, &response);
     Ok(response)
+}
+
+/// A refusal in the words of the API that the path is of.
+fn worded(refusal: &Refusal, pattern: &str, id: &str) -> HttpResponse {
+    match pattern.starts_with(MESSAGES) {
+        true => refusal.answer_message(Some(id)),
+        false => refusal.answer(Some(id)),
+    }
 }
 
 /// What changes something has a line. What only looks has none, nor has a stranger, who could fill the disk with them.

@@ -25,6 +25,7 @@ use super::{
         message::{CallIn, Content, Message, Messages},
         once::{BoundedValue, Budget},
         shape::{AnswerShape, PromptEcho},
+        thinking,
         tools::{self, Tools, without_tools},
     },
 };
@@ -46,7 +47,12 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let (logprobs, prompt_logprobs) = (logprobs::of_chat_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
     let choices = ask::choices(&mut fields, 1)?;
     let tools = tools::take(&mut fields)?;
-    let variables = variables(&mut fields)?;
+    let mut variables = variables(&mut fields)?;
+    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+        for (name, value) in thinking::variables(state.supervisor.model(), ("reasoning_effort", &effort))? {
+            variables.entry(name).or_insert(value);
+        }
+    }
     let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());
@@ -242,8 +248,9 @@ fn turn(message: Message, budget: &Budget) -> Result<ChatTurn, String> {
 fn text_of(content: Content) -> Result<String, String> {
     match content {
         Content::Text(text) => Ok(text),
-        Content::NoText => {
-            Err("has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}".to_owned())
+        Content::NoText(kind) => {
+            let kind = if kind.is_empty() { "no text".to_owned() } else { format!("of type {}", bounds::shown(&kind)) };
+            Err(format!("has content that is {kind}; expected parts {{\"type\": \"text\", \"text\": ...}}"))
         }
         Content::Missing => Err("has no content that is text".to_owned()),
     }
@@ -377,7 +384,8 @@ mod tests {
             (json!([{"type": "function_call_output"}]), "no content"),
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
-            (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "no text"),
+            (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
+            (json!([{"role": "user", "content": [{"type": "text", "text": 3}]}]), "no text"),
         ] {
             let error = read(messages.clone(), "messages").unwrap_err().to_string();
             assert!(error.contains(cause), "{messages}: {error}");

@@ -1,5 +1,7 @@
 //! What this API refuses, in words that its clients know. Codes are those of the admin API.
 
+use std::io;
+
 use actix_web::{HttpRequest, error::QueryPayloadError, http::StatusCode};
 use asterism_actors::{
     JobError,
@@ -98,6 +100,17 @@ pub fn not_found(what: &str, id: &str) -> Refusal {
 pub fn of_query(error: QueryPayloadError, _: &HttpRequest) -> actix_web::Error {
     let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
     Refusal::invalid(None, format!("what stands behind the ? is not what is wanted here: {cause}")).into()
+}
+
+/// A disk that takes or gives nothing.
+pub fn of_disk(error: &io::Error) -> Refusal {
+    match error.kind() {
+        io::ErrorKind::NotFound => not_found("file", "of this id"),
+        _ => {
+            let message = format!("the disk of data_dir does not do what is wanted: {error}");
+            Refusal::of(StatusCode::INSUFFICIENT_STORAGE, "disk_full", message)
+        }
+    }
 }
 
 /// A field that is known and cannot be honoured.

@@ -1,18 +1,17 @@
 //! `/v1/responses`: answers that may be made in the background, looked at, followed and cancelled later. A response is a job: its id
-//! is the job's, so that nothing else has to be kept.
+//! is the job's. How it was asked for, and the conversation that it answers, are kept beside that.
 
-use std::collections::BTreeMap;
+mod response_request;
 
 use actix_web::{
     HttpMessage, HttpRequest, HttpResponse, get, post,
-    web::{Data, Path, Query},
+    web::{Data, Path, Query, block},
 };
 use asterism_actors::{
     JobError,
     api::{JobStatus, bounds},
-    supervisor::Supervisor,
+    supervisor::{Listener, Supervisor},
 };
-use asterism_models::{ChatTurn, Speaker};
 use serde::Deserialize;
 
 use super::{
@@ -24,22 +23,28 @@ use super::{
         running::{self, RunningJob},
         stream,
     },
-    chat::{self, Conversation},
     keys::owner,
     refusal,
     requests::{
         ask::{ParsedRequest, Streamed},
-        fields::{Fields, wrong},
-        message::Messages,
+        fields::Fields,
     },
+    store::record::{ResponseRecord, ResponseSettings},
 };
 use crate::api::http::{
-    body::{charged, intake::Taken},
+    body::{
+        charged,
+        intake::{self, Taken},
+    },
     error::Refusal,
     pace::ResponseGuard,
     span::RequestSpan,
 };
 
+use response_request::{RequestOwner, ResponseRequest};
+
+/// How often a conversation that is too long is shortened, at most.
+const SHORTENED: usize = 16;
 /// How a response is asked for that nobody waits for.
 const BACKGROUND: &str = "background";
 
@@ -47,16 +52,17 @@ const BACKGROUND: &str = "background";
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, share) = taken.into_parts();
     let background = fields.take("background")?.unwrap_or(false);
-    let mut asked = parse_response(&state, fields).await?;
-    let way = if background { BACKGROUND } else { "attached" };
-    asked.job.labels.insert(bounds::RESPONSE.into(), way.into());
+    let (key, (_, holder)) = (owner(&request), intake::of(&request));
+    let mut asked = ResponseRequest::read(&state, (key.as_ref(), &holder), fields).await?;
+    let (way, labels) = (if background { BACKGROUND } else { "attached" }, &mut asked.way().job.labels);
+    labels.insert(bounds::RESPONSE.into(), way.into());
     if background {
-        asked.job.labels.remove(bounds::ATTACHED);
+        labels.remove(bounds::ATTACHED);
     }
-    asked.job.labels.extend(owner(&request).map(|name| (bounds::KEY.to_owned(), name)));
-    let (client, streamed) = (ClientConnection::of(&request), asked.stream);
-    let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
-    let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
+    labels.extend(key.clone().map(|name| (bounds::KEY.to_owned(), name)));
+    let (client, streamed) = (ClientConnection::of(&request), asked.way().stream);
+    let (mut running, listener) = start(&state, &request, &mut asked).await?;
+    let record = keep(&state, (&running.id, key), asked.record()).await?;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;
     if background {
@@ -65,16 +71,69 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     }
     match (streamed, background) {
         (Some(streamed), _) => {
-            let voice = response::ResponseVoice::new(status, None);
-            Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
+            let voice = voice(&state, (status, record), None);
+            Ok(stream::answer((running, listener), client, (voice, streamed)))
         }
-        (None, true) => respond(&request, &status).await,
-        (None, false) => respond(&request, &answer::ended((running, listener), &client).await?).await,
+        (None, true) => respond(&state, &request, (&status, &record)).await,
+        (None, false) => {
+            let status = answer::ended((running, listener), &client).await?;
+            respond(&state, &request, (&status, &record)).await
+        }
     }
 }
 
-async fn respond(request: &HttpRequest, status: &JobStatus) -> Checked<HttpResponse> {
-    charged::json(request, answer::weight(status), || response::object(status)).await
+/// Submits a response's job, of a conversation that is shortened where that may be and has to be.
+async fn start(
+    state: &ApiState,
+    request: &HttpRequest,
+    asked: &mut ResponseRequest,
+) -> Checked<(RunningJob, Listener)> {
+    for _ in 0..SHORTENED {
+        let job = asked.job(state).await?;
+        match RunningJob::start(&state.supervisor, job, RequestSpan::of(request, "chat")).await {
+            Ok(started) => return Ok(started),
+            Err(error) if asked.shorten(&error) => {}
+            Err(error) => return Err(refusal::of_job(error, "input")),
+        }
+    }
+    Err(Refusal::invalid("input", "the conversation stays too long, however much of its beginning is left out"))
+}
+
+/// Keeps what a response tells again.
+async fn keep(
+    state: &ApiState,
+    (job, key): (&str, Option<String>),
+    record: ResponseRecord,
+) -> Checked<ResponseSettings> {
+    let (kept, id) = (state.responses.clone(), response::id_of(job));
+    let written = block(move || kept.keep((&id, key), record)).await;
+    let written = written.map_err(|error| Refusal::failed("internal", error))?;
+    written.map(|record| record.settings).map_err(|error| refusal::of_disk(&error))
+}
+
+/// How a response was asked for, as far as that is kept.
+async fn settings(state: &ApiState, id: &str) -> ResponseSettings {
+    let (kept, id) = (state.responses.clone(), id.to_owned());
+    let read = block(move || kept.read(&id)).await.ok().flatten();
+    read.map(|record| record.settings).unwrap_or_default()
+}
+
+fn voice(
+    state: &ApiState,
+    (status, settings): (JobStatus, ResponseSettings),
+    after: Option<u64>,
+) -> Box<response::ResponseVoice> {
+    Box::new(response::ResponseVoice::new((status, settings), state.supervisor.model().clone(), after))
+}
+
+async fn respond(
+    state: &ApiState,
+    request: &HttpRequest,
+    (status, settings): (&JobStatus, &ResponseSettings),
+) -> Checked<HttpResponse> {
+    let model = state.supervisor.model();
+    let told = answer::weight(status) + answer::weight_of(settings.instructions.as_deref().unwrap_or_default());
+    charged::json(request, told, || response::object((status, settings), model)).await
 }
 
 /// Keeps a key's place until a job in the background has ended.
@@ -111,12 +170,13 @@ pub async fn show(
     looking: Query<ResponseQuery>,
 ) -> Checked<HttpResponse> {
     let status = find(&state.supervisor, &request, &id).await?;
+    let settings = settings(&state, &id).await;
     if !looking.stream {
-        return respond(&request, &status).await;
+        return respond(&state, &request, (&status, &settings)).await;
     }
     let listener = state.supervisor.watch(&status.id).await?;
     let running = RunningJob::of(&state.supervisor, &status.id);
-    let voice = Box::new(response::ResponseVoice::new(status, looking.starting_after));
+    let voice = voice(&state, (status, settings), looking.starting_after);
     Ok(stream::answer((running, listener), ClientConnection::of(&request), (voice, Streamed::default())))
 }
 
@@ -131,46 +191,24 @@ pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String
         Ok(()) | Err(JobError::Ended { .. }) => {}
         Err(error) => return Err(refusal::of_job(error, "id")),
     }
-    respond(&request, &look(&state.supervisor, &status.id).await?).await
+    let status = look(&state.supervisor, &status.id).await?;
+    respond(&state, &request, (&status, &settings(&state, &id).await)).await
 }
 
-/// `instructions` and `input` as a conversation.
-fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
-    chat::refuse_texts(fields)?;
-    if fields.take::<String>("previous_response_id")?.is_some() {
-        let expected = "send the whole conversation as input, or ask a session by session_id";
-        return Err(refusal::unsupported("previous_response_id", expected));
+/// The job of a line of a batch.
+pub async fn parse_response(state: &ApiState, fields: Fields, owner: RequestOwner<'_>) -> Checked<ParsedRequest> {
+    let asked = ResponseRequest::read(state, owner, fields).await?;
+    if asked.record().settings.truncates {
+        return Err(refusal::unsupported("truncation", "expected disabled on a line of a batch"));
     }
-    let instructions: Option<String> = fields.take("instructions")?;
-    let mut turns: Vec<ChatTurn> = instructions.map(|text| ChatTurn::new(Speaker::System, text)).into_iter().collect();
-    match fields.input.take() {
-        Some(Messages::Text(text)) => turns.push(ChatTurn::new(Speaker::User, text)),
-        Some(items @ Messages::List(_)) => turns.extend(chat::read(items, "input")?),
-        Some(Messages::Other) => return Err(wrong("input", &"expected a text or a list of messages")),
-        None => return Err(Refusal::invalid("input", "there is no input")),
-    }
-    Ok(turns)
-}
-
-/// The job of a request.
-pub async fn parse_response(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
-    let turns = conversation(&mut fields)?;
-    let ending = chat::ending(&mut fields, &turns)?;
-    let asked = ParsedRequest::take(fields, state.supervisor.model())?;
-    let conversation = Conversation { turns, ending, tools: None, variables: BTreeMap::new() };
-    chat::about(state, conversation, (asked, "input")).await
+    asked.job(state).await
 }
 
 /// A response of whoever asks; another's is not there.
 async fn find(supervisor: &Supervisor, request: &HttpRequest, id: &str) -> Checked<JobStatus> {
     let job = response::job_id(id).ok_or_else(|| unknown(id))?;
     match supervisor.status(&job).await {
-        Ok(status)
-            if status.labels.contains_key(bounds::RESPONSE)
-                && status.labels.get(bounds::KEY) == owner(request).as_ref() =>
-        {
-            Ok(status)
-        }
+        Ok(status) if response_request::is_of(&status, owner(request).as_ref()) => Ok(status),
         Ok(_) | Err(JobError::NotFound { .. }) => Err(unknown(id)),
         Err(error) => Err(refusal::of_job(error, "id")),
     }

@@ -1,4 +1,4 @@
-//! What handlers of OpenAI's API work with. Handles no request.
+//! What handlers of OpenAI's API work with, and which there are. Handles no request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,8 +7,43 @@ use tokio::runtime::Handle;
 
 use crate::api::{
     http::{body::intake::Intake, error::Refusal, origin::OriginRules},
-    openai::{batching::batch_run::Open, keys::ApiKeys, store::Store},
+    openai::{
+        batching::batch_run::Open,
+        keys::ApiKeys,
+        store::{Store, responses::KeptResponses},
+    },
 };
+
+/// Every method and path; all of them but three want a key where there are keys.
+pub const ENDPOINTS: &[(&str, &str)] = &[
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/v1/models/{organisation}/{model}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{id}"),
+    ("GET", "/v1/files/{id}/content"),
+    ("DELETE", "/v1/files/{id}"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{id}"),
+    ("POST", "/v1/batches/{id}/cancel"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/health"),
+    ("GET", "/version"),
+    ("GET", "/openapi.json"),
+];
+
+/// Those for whom a key is not needed: what balances load, or is made for this API, has none.
+pub const FOR_EVERYBODY: [&str; 3] = ["/health", "/version", "/openapi.json"];
 
 /// What handlers work with.
 #[derive(Clone)]
@@ -23,6 +58,8 @@ pub struct ApiState {
     pub since: u64,
     /// Files and batches.
     pub store: Arc<Store>,
+    /// What is kept of responses.
+    pub responses: Arc<KeptResponses>,
     /// Batches that are worked on.
     pub open: Open,
     /// Where they are.

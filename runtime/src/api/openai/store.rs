@@ -6,6 +6,8 @@ mod index;
 pub(crate) mod kept;
 pub(crate) mod metadata;
 pub(crate) mod open;
+pub(crate) mod record;
+pub(crate) mod responses;
 mod upload;
 
 use std::{
@@ -23,7 +25,9 @@ use crate::{data_dir::private, error::CliError};
 pub use index::StorageFull;
 use index::{BatchHead, Index};
 use kept::UPLOAD;
-pub use kept::{BATCH_PREFIX, Batch, BatchState, Counts, FILE_PREFIX, StoredFile, derived, digits, drawn};
+pub use kept::{
+    BATCH_PREFIX, Batch, BatchState, Counts, FILE_PREFIX, RESPONSE_PREFIX, StoredFile, derived, digits, drawn,
+};
 pub use upload::Upload;
 
 /// The folder of files and batches, and what is in it.

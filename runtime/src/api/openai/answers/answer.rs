@@ -99,6 +99,11 @@ pub async fn ended(
     }
 }
 
+/// Bytes that a text takes in an answer while that is built, about.
+pub fn weight_of(text: &str) -> usize {
+    TEXT_COPIES * text.len()
+}
+
 /// Seconds since 1970.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())

@@ -1,19 +1,40 @@
 //! Responses as OpenAI's clients read them. An event's number is the number of bytes said up to its end, so that a stream goes on from
 //! any of them whatever was sent before. Decides nothing.
 
-use asterism_actors::api::{FinishReason, HostProgress, JobPhase, JobState, JobStatus, RecoveryStatus, TokenLogprobs};
+use std::sync::Arc;
+
+use asterism_actors::{
+    api::{FinishReason, HostProgress, JobPhase, JobState, JobStatus, RecoveryStatus, TokenLogprobs},
+    supervisor::ModelFront,
+};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::stream;
-use crate::api::{http::error::Refusal, openai::store};
+use crate::api::{
+    http::error::Refusal,
+    openai::{
+        requests::logprobs::{self, TokenProbability, token_probabilities},
+        store::{self, RESPONSE_PREFIX, record::ResponseSettings},
+    },
+};
 
 /// Numbers of the events before the first text.
 const RESPONSE_OPENING: u64 = 3;
 
 /// The job of a response.
 pub fn job_id(id: &str) -> Option<String> {
-    store::digits("resp_", id).map(|digits| format!("job-{digits}"))
+    store::digits(RESPONSE_PREFIX, id).map(|digits| format!("job-{digits}"))
+}
+
+/// The response of a job.
+pub fn id_of(job: &str) -> String {
+    format!("{RESPONSE_PREFIX}{}", job.strip_prefix("job-").unwrap_or(job))
+}
+
+/// Whether there is an answer that something can follow.
+pub fn has_answered(status: &JobStatus) -> bool {
+    ["completed", "incomplete"].contains(&state(status))
 }
 
 fn digits(status: &JobStatus) -> &str {
@@ -21,9 +42,10 @@ fn digits(status: &JobStatus) -> &str {
 }
 
 /// A response as it stands.
-pub fn object(status: &JobStatus) -> Value {
+pub fn object((status, settings): (&JobStatus, &ResponseSettings), model: &ModelFront) -> Value {
     let state = state(status);
-    let output = if status.text.is_empty() && state != "completed" { json!([]) } else { json!([item(status)]) };
+    let says_nothing = status.text.is_empty() && state != "completed";
+    let output = if says_nothing { json!([]) } else { json!([item(status, all_logprobs((status, settings), model))]) };
     let error = status.error.as_ref().map(|error| json!({ "code": error.code, "message": error.message }));
     let incomplete = (state == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
     let prompt = status.context_tokens + status.query_tokens;
@@ -36,8 +58,8 @@ pub fn object(status: &JobStatus) -> Value {
             "total_tokens": prompt + status.generated_tokens,
         })
     });
-    json!({
-        "id": format!("resp_{}", digits(status)),
+    let mut response = json!({
+        "id": id_of(&status.id),
         "object": "response",
         "created_at": status.created_at,
         "status": state,
@@ -47,15 +69,24 @@ pub fn object(status: &JobStatus) -> Value {
         "model": status.model,
         "output": output,
         "usage": usage,
-        "instructions": null,
-        "metadata": {},
         "parallel_tool_calls": false,
-        "previous_response_id": null,
-        "text": { "format": { "type": "text" } },
         "tool_choice": "none",
         "tools": [],
-        "truncation": "disabled",
-    })
+    });
+    settings.tell(&mut response);
+    response
+}
+
+/// How likely the tokens of an answer were, where that is told.
+fn all_logprobs((status, settings): (&JobStatus, &ResponseSettings), model: &ModelFront) -> Value {
+    stated_logprobs(settings, &token_probabilities(status).1, model)
+}
+
+fn stated_logprobs(settings: &ResponseSettings, stated: &[TokenProbability<'_>], model: &ModelFront) -> Value {
+    match settings.logprobs {
+        Some(most) => logprobs::of_chat((stated, most), |id| model.token_bytes(id))["content"].take(),
+        None => json!([]),
+    }
 }
 
 fn state(status: &JobStatus) -> &'static str {
@@ -69,7 +100,7 @@ fn state(status: &JobStatus) -> &'static str {
     }
 }
 
-fn item(status: &JobStatus) -> Value {
+fn item(status: &JobStatus, logprobs: Value) -> Value {
     let done = match state(status) {
         "completed" => "completed",
         "queued" | "in_progress" => "in_progress",
@@ -80,27 +111,30 @@ fn item(status: &JobStatus) -> Value {
         "id": format!("msg_{}", digits(status)),
         "status": done,
         "role": "assistant",
-        "content": [part(&status.text)],
+        "content": [part(&status.text, logprobs)],
     })
 }
 
-fn part(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+fn part(text: &str, logprobs: Value) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
 }
 
 /// A response as a stream of events.
 pub struct ResponseVoice {
     status: JobStatus,
-    /// Bytes of text that went by.
+    settings: ResponseSettings,
+    model: Arc<ModelFront>,
+    /// Bytes of text that went by, and tokens since some were sent.
     stated: u64,
+    unsent: Vec<(u32, TokenLogprobs)>,
     /// What the client has received already.
     after: Option<u64>,
 }
 
 impl ResponseVoice {
     /// Of a job, behind the event of number `after`.
-    pub fn new(status: JobStatus, after: Option<u64>) -> Self {
-        Self { status, stated: 0, after }
+    pub fn new((status, settings): (JobStatus, ResponseSettings), model: Arc<ModelFront>, after: Option<u64>) -> Self {
+        Self { status, settings, model, stated: 0, unsent: Vec::new(), after }
     }
 
     /// An event of this number, unless it has been received.
@@ -124,24 +158,27 @@ impl ResponseVoice {
     fn delta(&mut self, text: &str) -> Option<Bytes> {
         let before = RESPONSE_OPENING + self.stated;
         self.stated += text.len() as u64;
-        let heard = usize::try_from(self.after.unwrap_or(0).saturating_sub(before)).unwrap_or(usize::MAX);
+        let received = usize::try_from(self.after.unwrap_or(0).saturating_sub(before)).unwrap_or(usize::MAX);
         // Numbers are told where characters end; another one gets the whole character.
-        let unheard = (0..=heard.min(text.len())).rev().find_map(|at| text.get(at..))?;
-        if unheard.is_empty() {
+        let unreceived = (0..=received.min(text.len())).rev().find_map(|at| text.get(at..))?;
+        if unreceived.is_empty() {
             return None;
         }
-        let body = self.about_text(json!({ "delta": unheard, "logprobs": [] }));
+        let unsent = std::mem::take(&mut self.unsent);
+        let told: Vec<TokenProbability<'_>> = unsent.iter().map(|(id, logprobs)| (*id, logprobs)).collect();
+        let logprobs = stated_logprobs(&self.settings, &told, &self.model);
+        let body = self.about_text(json!({ "delta": unreceived, "logprobs": logprobs }));
         self.event(RESPONSE_OPENING + self.stated, "response.output_text.delta", body)
     }
 }
 
 impl stream::StreamFormat for ResponseVoice {
     fn opening(&mut self) -> Vec<Bytes> {
-        let mut begun = object(&self.status);
+        let mut begun = object((&self.status, &self.settings), &self.model);
         (begun["status"], begun["output"], begun["usage"]) = ("in_progress".into(), json!([]), Value::Null);
-        let mut item = item(&self.status);
+        let mut item = item(&self.status, json!([]));
         (item["status"], item["content"]) = ("in_progress".into(), json!([]));
-        let added = self.about_text(json!({ "part": part("") }));
+        let added = self.about_text(json!({ "part": part("", json!([])) }));
         let events = [
             self.event(0, "response.created", json!({ "response": begun })),
             self.event(1, "response.in_progress", json!({ "response": begun })),
@@ -151,7 +188,10 @@ impl stream::StreamFormat for ResponseVoice {
         events.into_iter().flatten().collect()
     }
 
-    fn token(&mut self, _: u32, text: &str, _: Option<&TokenLogprobs>) -> Option<Bytes> {
+    fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes> {
+        // A token within a character is told with the text that it is part of.
+        let told = logprobs.filter(|_| self.settings.logprobs.is_some());
+        self.unsent.extend(told.map(|logprobs| (id, logprobs.clone())));
         self.delta(text)
     }
 
@@ -175,21 +215,26 @@ impl stream::StreamFormat for ResponseVoice {
         let rest = self.delta(&unsaid);
         let number = RESPONSE_OPENING + self.stated;
         let text = &self.status.text;
+        let logprobs = all_logprobs((&self.status, &self.settings), &self.model);
         let last = format!("response.{}", state(&self.status));
         let events = [
             rest,
             self.event(
                 number + 1,
                 "response.output_text.done",
-                self.about_text(json!({ "text": text, "logprobs": [] })),
+                self.about_text(json!({ "text": text, "logprobs": logprobs })),
             ),
-            self.event(number + 2, "response.content_part.done", self.about_text(json!({ "part": part(text) }))),
+            self.event(
+                number + 2,
+                "response.content_part.done",
+                self.about_text(json!({ "part": part(text, logprobs.clone()) })),
+            ),
             self.event(
                 number + 3,
                 "response.output_item.done",
-                json!({ "output_index": 0, "item": item(&self.status) }),
+                json!({ "output_index": 0, "item": item(&self.status, logprobs.clone()) }),
             ),
-            self.event(number + 4, &last, json!({ "response": object(&self.status) })),
+            self.event(number + 4, &last, json!({ "response": object((&self.status, &self.settings), &self.model) })),
         ];
         events.into_iter().flatten().collect()
     }
@@ -202,6 +247,8 @@ impl stream::StreamFormat for ResponseVoice {
 
 #[cfg(test)]
 mod tests {
+    use asterism_models::{Checkpoint, TemplateSource};
+
     use super::{stream::StreamFormat as _, *};
 
     fn status(text: &str, state: &str) -> JobStatus {
@@ -224,8 +271,10 @@ mod tests {
     }
 
     /// What a client receives behind `after`, of a job that generates these tokens, or had generated them.
-    fn heard(tokens: &[&str], after: Option<u64>) -> Vec<(u64, String, String)> {
-        let mut voice = ResponseVoice::new(status("", "RUNNING"), after);
+    fn received(tokens: &[&str], after: Option<u64>) -> Vec<(u64, String, String)> {
+        let model = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
+        let settings = ResponseSettings::default();
+        let mut voice = ResponseVoice::new((status("", "RUNNING"), settings), Arc::new(model), after);
         let mut events = voice.opening();
         events.extend(tokens.iter().filter_map(|token| voice.token(0, token, None)));
         events.extend(voice.end(status("aé€b", "SUCCEEDED")));
@@ -234,19 +283,19 @@ mod tests {
 
     #[test]
     fn a_stream_goes_on_from_any_event_whether_the_job_still_runs_or_not() {
-        let all = heard(&["a", "é€", "b"], None);
+        let all = received(&["a", "é€", "b"], None);
         assert_eq!(all.iter().map(|(number, ..)| *number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 9, 10, 11, 12, 13, 14]);
         assert_eq!(all.last().unwrap().1, "response.completed");
         let text =
             |events: &[(u64, String, String)]| events.iter().map(|(.., delta)| delta.as_str()).collect::<String>();
         for (at, (number, ..)) in all.iter().enumerate() {
-            let (live, late) = (heard(&["a", "é€", "b"], Some(*number)), heard(&[], Some(*number)));
+            let (live, late) = (received(&["a", "é€", "b"], Some(*number)), received(&[], Some(*number)));
             assert_eq!(live, all[at + 1..], "behind {number}");
             assert_eq!(text(&late), text(&live), "behind {number}");
             assert_eq!(late.last(), live.last());
         }
-        assert_eq!(text(&heard(&["a", "é€", "b"], Some(5))), "é€b", "inside of a character");
-        assert!(heard(&["a"], Some(u64::MAX)).is_empty());
+        assert_eq!(text(&received(&["a", "é€", "b"], Some(5))), "é€b", "inside of a character");
+        assert!(received(&["a"], Some(u64::MAX)).is_empty());
     }
 
     #[test]

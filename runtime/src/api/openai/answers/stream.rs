@@ -22,6 +22,7 @@ use crate::api::{
 
 /// After so much silence a comment says that the stream lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const COMMENT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 
 /// The words of a stream: what a client is sent for what a job says.
 pub trait StreamFormat {
@@ -49,6 +50,8 @@ struct AnswerStream {
     began: Instant,
     ready: VecDeque<Bytes>,
     has_ended: bool,
+    /// The client has closed its sending half, and was sent something since.
+    is_half_closed: bool,
 }
 
 /// Streams what a job says to its client.
@@ -67,7 +70,8 @@ pub fn pieces(
     (mut voice, says): (Box<dyn StreamFormat>, Streamed),
 ) -> impl Stream<Item = StreamPiece> {
     let (ready, began) = (voice.opening().into(), Instant::now());
-    let reported = AnswerStream { running, listener, client, voice, says, began, ready, has_ended: false };
+    let reported =
+        AnswerStream { running, listener, client, voice, says, began, ready, has_ended: false, is_half_closed: false };
     stream::unfold(reported, next)
 }
 
@@ -94,8 +98,12 @@ async fn next(mut reported: AnswerStream) -> Option<(StreamPiece, AnswerStream)>
         }
         tokio::select! {
             event = reported.listener.next() => reported.on_job_event(event),
-            () = reported.client.gone() => return None,
-            () = sleep(KEEP_ALIVE) => return Some((Ok(Bytes::from_static(b": keep-alive\n\n")), reported)),
+            () = reported.client.half_closed(), if !reported.is_half_closed => {
+                reported.is_half_closed = true;
+                return Some((Ok(COMMENT), reported));
+            }
+            () = reported.client.closed(), if reported.is_half_closed => return None,
+            () = sleep(KEEP_ALIVE) => return Some((Ok(COMMENT), reported)),
         }
     }
 }

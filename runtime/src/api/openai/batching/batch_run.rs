@@ -37,7 +37,7 @@ use crate::api::{
         chat, completions, refusal,
         requests::{ask::ParsedRequest, fields::Fields, shape::AnswerShape},
         responses,
-        store::{self, BATCH_PREFIX, Batch, BatchState, FILE_PREFIX, StoredFile},
+        store::{self, BATCH_PREFIX, Batch, BatchState, FILE_PREFIX, StoredFile, record::ResponseSettings},
     },
 };
 use answers::BatchAnswers;
@@ -167,7 +167,7 @@ impl BatchWork {
     /// The request of a line, once there is room for it, and its share of that.
     async fn read(&self, place: LinePlace) -> Checked<(BatchLine, CapacityShare)> {
         let (intake, unread) = (&self.state.intake, weight::unread(place.bytes));
-        let gone = |error: std::io::Error| files::of_disk(&error);
+        let gone = |error: std::io::Error| refusal::of_disk(&error);
         let structure = {
             let _share = intake.awaited(&self.holder, unread).await;
             intake.structure(&self.lines.read(place).map_err(gone)?)?
@@ -184,7 +184,7 @@ impl BatchWork {
         let asked = match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => chat::parse_chat(&self.state, body).await?,
             "/v1/completions" => completions::parse_completion(&self.state, body).await?,
-            _ => responses::parse_response(&self.state, body).await?,
+            _ => responses::parse_response(&self.state, body, (self.batch.owner.as_ref(), &self.holder)).await?,
         };
         match (asked.choices, asked.more.len()) {
             (1, 0) => Ok(asked),
@@ -238,7 +238,7 @@ impl BatchWork {
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(RequestKind::Chat),
             "/v1/completions" => head(RequestKind::Text),
-            _ => response::object(status),
+            _ => response::object((status, &ResponseSettings::default()), self.state.supervisor.model()),
         }
     }
 

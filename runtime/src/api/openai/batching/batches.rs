@@ -72,8 +72,8 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     };
     let (store, intake, holder) = (state.store.clone(), state.intake.clone(), intake::of(&request).1);
     let made = state.runtime.spawn(async move {
-        let content = store.content(&file.id).map_err(|error| files::of_disk(&error))?;
-        let lines = Lines::find(content, MOST_LINES + 1).map_err(|error| files::of_disk(&error))?;
+        let content = store.content(&file.id).map_err(|error| refusal::of_disk(&error))?;
+        let lines = Lines::find(content, MOST_LINES + 1).map_err(|error| refusal::of_disk(&error))?;
         batch.total = check(&lines, &batch.endpoint, (&intake, &holder)).await?;
         store.begin_batch(&batch).map_err(files::not_kept)?;
         Ok::<_, Refusal>(batch)
@@ -96,7 +96,7 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
             return Err(refused(format!("has {} bytes, expected at most {}", place.bytes, intake.most())));
         }
         let mut share = intake.room(holder, weight::unread(place.bytes)).await?;
-        let line = lines.read(*place).map_err(|error| files::of_disk(&error))?;
+        let line = lines.read(*place).map_err(|error| refusal::of_disk(&error))?;
         let structure = intake.structure(&line).map_err(|refusal| refused(format!("is refused: {refusal}")))?;
         share.merge(intake.room(holder, structure).await?);
         let line: BatchLine = serde_json::from_slice(&line).map_err(|error| {
@@ -139,7 +139,7 @@ pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String
     let mut batch = find(&state, &request, &id)?;
     if batch.status == BatchState::Open {
         batch.status = BatchState::Cancelling;
-        state.store.put_batch(&batch).map_err(|error| files::of_disk(&error))?;
+        state.store.put_batch(&batch).map_err(|error| refusal::of_disk(&error))?;
         state.open.cancel(&batch.id);
     }
     Ok(Json(described(&state, &batch)))

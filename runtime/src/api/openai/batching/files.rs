@@ -72,8 +72,8 @@ pub async fn show(state: Data<ApiState>, request: HttpRequest, id: Path<String>)
 #[get("/v1/files/{id}/content")]
 pub async fn download(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<HttpResponse> {
     let kept = find(&state, owner(&request).as_ref(), &id)?;
-    let content = state.store.content(&kept.id).map_err(|error| of_disk(&error))?;
-    let length = content.metadata().map_err(|error| of_disk(&error))?.len();
+    let content = state.store.content(&kept.id).map_err(|error| refusal::of_disk(&error))?;
+    let length = content.metadata().map_err(|error| refusal::of_disk(&error))?.len();
     let pieces = stream::unfold((Arc::new(content), 0), move |(content, at)| piece(content, (at, length)));
     Ok(HttpResponse::Ok().content_type("application/jsonl").body(SizedStream::new(length, pieces)))
 }
@@ -97,7 +97,7 @@ async fn piece(content: Arc<File>, (at, length): (u64, u64)) -> Option<(io::Resu
 #[delete("/v1/files/{id}")]
 pub async fn delete(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
     let kept = find(&state, owner(&request).as_ref(), &id)?;
-    state.store.remove_file(&kept.id).map_err(|error| of_disk(&error))?;
+    state.store.remove_file(&kept.id).map_err(|error| refusal::of_disk(&error))?;
     Ok(Json(json!({ "id": kept.id, "object": "file", "deleted": true })))
 }
 
@@ -120,21 +120,10 @@ pub fn described(kept: &StoredFile) -> Value {
     })
 }
 
-/// A disk that takes or gives nothing.
-pub fn of_disk(error: &io::Error) -> Refusal {
-    match error.kind() {
-        io::ErrorKind::NotFound => refusal::not_found("file", "of this id"),
-        _ => {
-            let message = format!("the disk of data_dir does not do what is wanted: {error}");
-            Refusal::of(StatusCode::INSUFFICIENT_STORAGE, "disk_full", message)
-        }
-    }
-}
-
 /// What is not kept.
 pub fn not_kept(cause: StoreRefusal) -> Refusal {
     match cause {
-        StoreRefusal::Disk(error) => of_disk(&error),
+        StoreRefusal::Disk(error) => refusal::of_disk(&error),
         StoreRefusal::Full(cause) => full(&cause),
     }
 }

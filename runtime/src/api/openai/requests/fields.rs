@@ -62,6 +62,11 @@ impl Fields {
         self.rest.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Looks at a field.
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.rest.get(name).filter(|value| !value.is_null())
+    }
+
     /// Takes a number out where it is 0; says whether it was.
     pub fn take_zero(&mut self, name: &str) -> bool {
         let is_zero = self.rest.get(name).and_then(Value::as_f64) == Some(0.0);

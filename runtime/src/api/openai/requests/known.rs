@@ -4,7 +4,6 @@
 use serde_json::Value;
 
 /// Fields that are honoured, where, and how, as the reference says.
-#[cfg(test)]
 pub const HONOURED: &[(&str, &str, &str)] = &[
     ("model", "all", "the cluster's, or absent"),
     ("max_completion_tokens", "all", "absent: 1,024, a quarter of what the model takes, or what room there is"),
@@ -24,7 +23,7 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("n", "chats, completions", "1 to 16 answers; 1 in a batch"),
     ("best_of", "completions", "as `n`, or absent"),
     ("logprobs", "chats, completions", "chats: whether; completions: up to 5 beside each token"),
-    ("top_logprobs", "chats", "up to 20 beside each token"),
+    ("top_logprobs", "chats, responses", "up to 20 beside each token; of responses where `include` asks for them"),
     ("prompt_logprobs", "chats, completions", "up to 20 beside each token of the prompt; not in streams"),
     ("echo", "completions", "the prompt before the answer, with `logprobs` also its tokens'"),
     ("response_format", "all", "`text`, `json_object`, `json_schema`"),
@@ -51,6 +50,15 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("template_date", "all", "what the chat template is told"),
     ("continue_final_message", "chats, responses", "goes on with an answer at the end"),
     ("add_generation_prompt", "chats, responses", "`false` opens no answer"),
+    ("instructions", "responses", "what stands before the conversation; not taken over by the next response"),
+    ("previous_response_id", "responses", "goes on behind that response's answer"),
+    ("include", "responses", "`message.output_text.logprobs`; what answers here never have is taken, too"),
+    ("truncation", "responses", "`auto` leaves out the oldest messages of a conversation that is too long"),
+    ("reasoning", "responses", "`effort`, where the chat template has `enable_thinking` or `reasoning_effort`"),
+    ("reasoning_effort", "chats", "the same as a word"),
+    ("metadata", "responses", "told again; 16 pairs of 64 and 512 characters"),
+    ("store", "responses", "`false` keeps no conversation to go on with"),
+    ("background", "responses", "goes on whoever listens"),
     ("query_separator", "completions", "between `context` and `prompt`"),
 ];
 
@@ -63,7 +71,6 @@ pub const HARMLESS: &[&str] = &[
     "request_id",
     "safety_identifier",
     "service_tier",
-    "store",
     "user",
 ];
 
@@ -75,8 +82,8 @@ pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("top_logprobs", &["0"], "chats and completions alone tell probabilities"),
     ("echo", &["false"], "completions alone repeat a prompt"),
     ("suffix", &["\"\""], "expected none"),
-    ("tools", &["[]"], "expected none"),
-    ("tool_choice", &["\"none\"", "\"auto\""], "there are no tools"),
+    ("tools", &["[]"], "expected none; chats take tools"),
+    ("tool_choice", &["\"none\"", "\"auto\""], "chats take tools"),
     ("functions", &["[]"], "expected none; name them in tools"),
     ("function_call", &["\"none\"", "\"auto\""], "there are no functions; use tool_choice"),
     ("modalities", &["[\"text\"]"], "answers are text"),
@@ -97,6 +104,7 @@ pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("use_beam_search", &["false"], "expected false"),
     ("length_penalty", &["1"], "there is no beam search"),
     ("early_stopping", &["false"], "there is no beam search"),
+    ("store", &["true", "false"], "answers to chats and completions are not kept"),
     ("priority", &["0"], "keys share what there is"),
     ("return_token_ids", &["false"], "logprobs tell tokens"),
     ("return_tokens_as_token_ids", &["false"], "tokens are told as texts"),
@@ -131,12 +139,11 @@ mod tests {
         for (name, place, what) in HONOURED {
             rows.push((*name, format!("| `{name}` | honoured ({place}) | {what} |")));
         }
-        for name in HARMLESS {
+        let is_honoured = |name: &str| HONOURED.iter().any(|other| other.0 == name);
+        for name in HARMLESS.iter().filter(|name| !is_honoured(name)) {
             rows.push((*name, format!("| `{name}` | taken | changes nothing |")));
         }
-        for (name, values, expected) in
-            NEUTRAL.iter().filter(|(name, ..)| HONOURED.iter().all(|other| other.0 != *name))
-        {
+        for (name, values, expected) in NEUTRAL.iter().filter(|(name, ..)| !is_honoured(name)) {
             let values = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", ");
             rows.push((*name, format!("| `{name}` | refused, but for {values} | {expected} |")));
         }

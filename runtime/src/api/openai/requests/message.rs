@@ -85,8 +85,8 @@ pub enum Content {
     /// There is none, or something else.
     #[default]
     Missing,
-    /// Parts of which one is no text.
-    NoText,
+    /// Parts of which one is no text, and its type; empty where it has none, or is a text without one.
+    NoText(Word),
     /// A text, or parts that are texts, joined.
     Text(String),
 }
@@ -274,11 +274,11 @@ impl<'de> Deserialize<'de> for Content {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
-                let mut text = Some(String::new());
+                let mut text = Ok(String::new());
                 while let Some(Part(part)) = parts.next_element()? {
-                    text = text.zip(part).map(|(text, part)| text + &part);
+                    text = text.and_then(|text| part.map(|part| text + &part));
                 }
-                Ok(text.map_or(Content::NoText, Content::Text))
+                Ok(text.map_or_else(Content::NoText, Content::Text))
             }
 
             ignore_the_rest!(Content::Missing, object);
@@ -287,8 +287,8 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// The text of a part that is one.
-struct Part(Option<String>);
+/// The text of a part that is one, or else its type.
+struct Part(Result<String, Word>);
 
 impl<'de> Deserialize<'de> for Part {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -314,14 +314,16 @@ impl<'de> Deserialize<'de> for Part {
                         _ => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
-                let is_text = matches!(kind.flatten().as_deref(), Some("text" | "input_text" | "output_text"));
+                let kind = kind.flatten().unwrap_or_default();
+                let is_text = ["text", "input_text", "output_text"].contains(&kind.as_str());
                 Ok(Part(match text {
-                    Some(Content::Text(text)) if is_text => Some(text),
-                    _ => None,
+                    Some(Content::Text(text)) if is_text => Ok(text),
+                    _ if is_text => Err(Word::new()),
+                    _ => Err(kind),
                 }))
             }
 
-            ignore_the_rest!(Part(None), text list);
+            ignore_the_rest!(Part(Err(Word::new())), text list);
         }
         deserializer.deserialize_any(Object)
     }
@@ -395,8 +397,10 @@ mod tests {
         for no_text in
             [r#"[{"type": "text"}]"#, r#"["a"]"#, r#"[{"type": "text", "text": 3}]"#, r#"[{"text": "a"}]"#, "[[]]"]
         {
-            assert_eq!(content(no_text), Content::NoText, "{no_text}");
+            assert_eq!(content(no_text), Content::NoText(Word::new()), "{no_text}");
         }
+        let image = r#"[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}, {"type": "file"}]"#;
+        assert_eq!(content(image), Content::NoText("image_url".into()));
         for missing in ["null", "3", "-1.5", "true", r#"{"text": "a"}"#] {
             assert_eq!(content(missing), Content::Missing, "{missing}");
         }

@@ -11,6 +11,9 @@ pub const FILE_PREFIX: &str = "file-";
 
 pub const BATCH_PREFIX: &str = "batch_";
 
+/// What ids of responses begin with.
+pub const RESPONSE_PREFIX: &str = "resp_";
+
 /// A file, without its content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredFile {
