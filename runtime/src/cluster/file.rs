@@ -5,6 +5,7 @@ mod device;
 pub(crate) mod error;
 mod host;
 mod joined;
+mod models;
 mod numbers;
 mod observability;
 mod paths;
@@ -22,6 +23,7 @@ use crate::cluster::size::Bytes;
 pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
 pub use joined::JoinedNodes;
+pub use models::ModelSections;
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
 pub use paths::{anchored, with_own_paths};
@@ -36,9 +38,9 @@ pub struct ClusterFile {
     /// `[cluster]`
     #[serde(default)]
     pub cluster: ClusterSection,
-    /// `[model]`
+    /// `[model]`, or several `[[model]]`
     #[serde(default)]
-    pub model: ModelSection,
+    pub model: ModelSections,
     /// `[models]`: what goes with the model.
     #[serde(default, skip_serializing_if = "is_default")]
     pub models: ModelsSection,
@@ -89,10 +91,13 @@ pub struct ClusterSection {
     pub mixed_numerics: MixedNumerics,
 }
 
-/// `[model]`
+/// `[model]`, or one of several `[[model]]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
+    /// What requests and hosts call it. Absent: that of its folder; of several models only the first may go without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// A Hugging Face folder or a GGUF file, relative to the file. Absent: the embedded model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
@@ -340,7 +345,7 @@ impl Default for ClusterFile {
         Self {
             version: 1,
             cluster: ClusterSection::default(),
-            model: ModelSection::default(),
+            model: ModelSections::default(),
             models: ModelsSection::default(),
             attention: MethodConfig::default(),
             transport: TransportSection::default(),
@@ -370,6 +375,7 @@ impl Default for ClusterSection {
 impl Default for ModelSection {
     fn default() -> Self {
         Self {
+            name: None,
             path: None,
             random_weights: None,
             device: Device::Cpu,

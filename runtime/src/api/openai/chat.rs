@@ -47,7 +47,8 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let choices = ask::choices(&mut fields, 1)?;
     let tools = tools::take(&mut fields)?;
     let variables = variables(&mut fields)?;
-    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    let model = state.model_for(&fields)?;
+    let mut asked = ParsedRequest::take(fields, &model)?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());
     let conversation = Conversation { turns, ending, tools, variables };
@@ -85,7 +86,7 @@ fn variables(fields: &mut Fields) -> Checked<BTreeMap<String, Value>> {
 
 /// The job whose prompt's tokens are told, and the first of them.
 async fn whole(state: &ApiState, mut job: JobRequest) -> Checked<(JobRequest, Option<PromptEcho>)> {
-    let model = state.supervisor.model().clone();
+    let model = state.model_named(job.model.as_deref())?;
     let (context, query) = match (job.context.take(), job.query) {
         (Some(Prompt::Written(context)), Prompt::Written(query)) => (context, query),
         _ => return Err(refusal::unsupported("prompt_logprobs", "a session's tokens are told to nobody")),
@@ -116,7 +117,7 @@ pub async fn about(
         asked.job.query = last.text.into();
         return Ok(asked);
     }
-    let model = state.supervisor.model().clone();
+    let model = state.model_named(asked.job.model.as_deref())?;
     // What the template is told here is what the job says.
     let date = model.date(asked.job.template_date, Duration::from_secs(answer::unix_time()));
     let described = tools.as_ref().map_or_else(Vec::new, |tools| tools.described.clone());

@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_actors::supervisor::Supervisor;
+use asterism_actors::{
+    api::JobRequest,
+    supervisor::{ModelFront, Supervisor},
+};
 use tokio::runtime::Handle;
 
 use crate::api::{
     http::{body::intake::Intake, error::Refusal, origin::OriginRules},
-    openai::{batching::batch_run::Open, keys::ApiKeys, store::Store},
+    openai::{batching::batch_run::Open, keys::ApiKeys, requests::fields::Fields, store::Store},
 };
 
 /// What handlers work with.
@@ -33,6 +36,29 @@ pub struct ApiState {
     pub origins: OriginRules,
     /// Time that a connection is kept between its requests.
     pub kept_idle: Duration,
+}
+
+impl ApiState {
+    /// The model of a name, or that of requests that name none.
+    pub(crate) fn model_named(&self, asked: Option<&str>) -> Checked<Arc<ModelFront>> {
+        Ok(self.supervisor.model_named(asked)?)
+    }
+
+    /// The model that answers a job: the session's, where it asks one and names none.
+    pub(crate) async fn model_of(&self, job: &JobRequest) -> Checked<Arc<ModelFront>> {
+        if let (None, Some(session)) = (&job.model, &job.session)
+            && self.supervisor.models().len() > 1
+            && let Ok(session) = self.supervisor.session(session).await
+        {
+            return self.model_named(Some(&session.model));
+        }
+        self.model_named(job.model.as_deref())
+    }
+
+    /// The model that a request asks for.
+    pub(crate) fn model_for(&self, fields: &Fields) -> Checked<Arc<ModelFront>> {
+        self.model_named(fields.model()?.as_deref())
+    }
 }
 
 /// What a request must be like to be taken: refused otherwise, by the name of its field.

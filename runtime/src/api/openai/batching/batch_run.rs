@@ -233,7 +233,10 @@ impl BatchWork {
     }
 
     fn object(&self, status: &JobStatus, shape: AnswerShape) -> Value {
-        let new = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model());
+        let supervisor = &self.state.supervisor;
+        // One that the cluster has no more answered before.
+        let model = supervisor.model_named(Some(&status.model)).unwrap_or_else(|_| supervisor.model());
+        let new = |kind| Head::new(kind, &status.id, status.created_at, &model);
         let head = |kind| new(kind).of_choice(0, shape).whole(status);
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(RequestKind::Chat),
