@@ -14,7 +14,7 @@ use thiserror::Error;
 pub use body::ErrorBody;
 pub use placement::PlacementRefusal;
 
-use crate::{api::bounds, store::StoreError};
+use crate::store::StoreError;
 
 /// A request about a job was refused, or a job failed.
 #[derive(Debug, Error)]
@@ -28,9 +28,9 @@ pub enum JobError {
         message: String,
     },
     /// No model of this name.
-    #[error("there is no model '{}' here, expected {}", bounds::shown(asked), known.join(" or "))]
+    #[error("there is no model '{asked}' here, expected {}", known.join(" or "))]
     NoModel {
-        /// The name asked for.
+        /// The name asked for, as far as it is shown.
         asked: String,
         /// Those there are.
         known: Vec<String>,

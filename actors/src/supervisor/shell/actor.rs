@@ -176,7 +176,7 @@ impl Supervisor {
 
     fn no_model(&self, asked: &str) -> JobError {
         let known = self.models().iter().map(|model| format!("'{}'", model.name)).collect();
-        JobError::NoModel { asked: asked.to_owned(), known }
+        JobError::NoModel { asked: bounds::shown(asked), known }
     }
 
     /// Says what the weights of the supervisor's own model of a label hash to, or why that cannot be told. No host of it is ready

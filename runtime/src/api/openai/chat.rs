@@ -47,7 +47,7 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let choices = ask::choices(&mut fields, 1)?;
     let tools = tools::take(&mut fields)?;
     let variables = variables(&mut fields)?;
-    let model = state.model_for(&fields)?;
+    let model = state.model_named(fields.model()?.as_deref())?;
     let mut asked = ParsedRequest::take(fields, &model)?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());

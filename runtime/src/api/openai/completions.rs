@@ -45,7 +45,7 @@ pub async fn parse_completion(state: &ApiState, mut fields: Fields) -> Checked<P
     let choices = ask::choices(&mut fields, prompts.len())?;
     // Who asks for no token asks for what is told of the prompt.
     let nothing_more = echo && fields.take_zero("max_tokens");
-    let model = state.model_for(&fields)?;
+    let model = state.model_named(fields.model()?.as_deref())?;
     let mut asked = ParsedRequest::take(fields, &model)?;
     (asked.choices, asked.job.chat_template) = (choices, false);
     if nothing_more {

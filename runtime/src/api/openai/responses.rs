@@ -156,7 +156,7 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<ChatTurn>> {
 pub async fn parse_response(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
     let turns = conversation(&mut fields)?;
     let ending = chat::ending(&mut fields, &turns)?;
-    let model = state.model_for(&fields)?;
+    let model = state.model_named(fields.model()?.as_deref())?;
     let asked = ParsedRequest::take(fields, &model)?;
     let conversation = Conversation { turns, ending, tools: None, variables: BTreeMap::new() };
     chat::about(state, conversation, (asked, "input")).await

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::api::{
     http::{body::intake::Intake, error::Refusal, origin::OriginRules},
-    openai::{batching::batch_run::Open, keys::ApiKeys, requests::fields::Fields, store::Store},
+    openai::{batching::batch_run::Open, keys::ApiKeys, store::Store},
 };
 
 /// What handlers work with.
@@ -53,11 +53,6 @@ impl ApiState {
             return self.model_named(Some(&session.model));
         }
         self.model_named(job.model.as_deref())
-    }
-
-    /// The model that a request asks for.
-    pub(crate) fn model_for(&self, fields: &Fields) -> Checked<Arc<ModelFront>> {
-        self.model_named(fields.model()?.as_deref())
     }
 }
 

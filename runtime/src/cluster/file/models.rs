@@ -1,13 +1,47 @@
 //! `[model]`, or several `[[model]]`, as they are written.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
+use asterism_models::{QuerySeparator, TemplateDate};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{ClusterFile, HostSection, ModelSection};
+use super::{
+    device::Device,
+    numbers::{DType, LinearType},
+};
+
+/// `[model]`, or one of several `[[model]]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSection {
+    /// What requests and hosts call it. Absent: that of its folder; of several models only the first may go without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A Hugging Face folder or a GGUF file, relative to the file. Absent: the embedded model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// A known shape with random weights instead of a checkpoint, to measure speed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_weights: Option<String>,
+    /// Where hosts compute that do not say.
+    pub device: Device,
+    /// Element type of weights and products.
+    pub dtype: DType,
+    /// What linear layers but the output head are computed in. Absent: `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear: Option<LinearType>,
+    /// Longest context accepted. Absent: what the model was trained for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_context_tokens: Option<usize>,
+    /// What stands between context and question where a request does not say.
+    pub query_separator: QuerySeparator,
+    /// The date that the chat template is told where a request does not say, such as "2026-11-25". Absent: when it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
+}
 
 /// The models of a cluster: one as a table, or several as a list of tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,12 +64,18 @@ impl ModelSections {
     }
 }
 
-impl ClusterFile {
-    /// The name of a host's model, and the model if there is one of that name.
-    pub fn model_of<'a>(&'a self, host: &'a HostSection) -> (Option<&'a str>, Option<&'a ModelSection>) {
-        match &host.model {
-            Some(name) => (Some(name), self.model.iter().find(|model| model.name.as_ref() == Some(name))),
-            None => (self.model.first.name.as_deref(), Some(&self.model.first)),
+impl Default for ModelSection {
+    fn default() -> Self {
+        Self {
+            name: None,
+            path: None,
+            random_weights: None,
+            device: Device::Cpu,
+            dtype: DType::F32,
+            linear: None,
+            max_context_tokens: None,
+            query_separator: QuerySeparator::default(),
+            template_date: None,
         }
     }
 }

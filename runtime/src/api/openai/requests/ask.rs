@@ -72,7 +72,7 @@ impl ParsedRequest {
         let named: Option<String> = fields.take("model")?;
         if let Some(asked) = named.as_ref().filter(|asked| **asked != model.name) {
             let known = vec![format!("'{}'", model.name)];
-            return Err(JobError::NoModel { asked: asked.clone(), known }.into());
+            return Err(JobError::NoModel { asked: bounds::shown(asked), known }.into());
         }
         let mut job = JobRequest { model: named, ..JobRequest::new(None, String::new().into()) };
         job.labels.insert(bounds::ATTACHED.into(), "yes".into());

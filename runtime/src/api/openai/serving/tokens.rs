@@ -38,7 +38,7 @@ enum Subject {
 #[post("/tokenize")]
 pub async fn tokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, _share) = taken.into_parts();
-    let model = state.model_for(&fields)?;
+    let model = state.model_named(fields.model()?.as_deref())?;
     let most = model.max_tokens;
     let (subject, strings) = subject(&mut fields)?;
     let read = block(move || {
