@@ -304,7 +304,7 @@ impl<'a> HostSelection<'a> {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
             // Those of another model need not wait for it.
-            None if named.is_some() || !prepared.is_none_or(|one| self.config.is_only_model(one.model())) => {
+            None if named.is_some() || prepared.is_some_and(|one| !self.config.is_only_model(one.model())) => {
                 Choice::NotNow
             }
             None => Choice::Nobody,
