@@ -19,7 +19,12 @@ const SECOND: &str = "next";
 fn first() -> Cluster {
     let model = Some(golden().join("models/tiny-llama"));
     let spec = ClusterSpec { method: SURVIVING, model, ..embedded(1) };
-    let cluster = Cluster::written(BINARY, &spec, |text| text.replace("[api]\n", "[api]\nlisten = \"127.0.0.1:0\"\n"));
+    let cluster = Cluster::written(BINARY, &spec, |text| {
+        // Heads are the first model's, whichever that is.
+        let (before, heads) = text.split_once("[models.heads").expect("its retaining heads");
+        let (_, behind) = heads.split_once("[supervisor]").expect("what stands behind them");
+        format!("{before}[supervisor]{behind}").replace("[api]\n", "[api]\nlisten = \"127.0.0.1:0\"\n")
+    });
     let up = cluster.run(&["up", "--detach"]);
     assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
     cluster

@@ -28,7 +28,8 @@ pub async fn show_of(state: Data<ApiState>, name: Path<(String, String)>) -> Che
 }
 
 fn shown(state: &ApiState, model: &str) -> Checked<Json<Value>> {
-    Ok(Json(described(state, &state.model_named(Some(model))?)))
+    let model = state.model_named(Some(model))?;
+    Ok(Json(described(state, &model)))
 }
 
 fn described(state: &ApiState, model: &ModelFront) -> Value {
