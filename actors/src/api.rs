@@ -20,7 +20,9 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling, StoredStatus};
+pub use host::{
+    ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, ModelStatus, Role, Scheduling, StoredStatus,
+};
 pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use placement::{Arrangement, PlacementPolicy};
@@ -48,6 +50,9 @@ pub struct JobRequest {
     /// A session to ask, instead of a context.
     #[serde(default)]
     pub session: Option<String>,
+    /// The model that answers, by its name; absent: the session's, or else the cluster's first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// The question.
     pub query: Prompt,
     /// Attention method and its sizes; absent: the cluster's default.
@@ -117,6 +122,7 @@ impl JobRequest {
             id: None,
             context,
             session: None,
+            model: None,
             query,
             method: None,
             allow_idle_hosts: false,

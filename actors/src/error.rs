@@ -27,6 +27,14 @@ pub enum JobError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// No model of this name.
+    #[error("there is no model '{asked}' here, expected {}", known.join(" or "))]
+    NoModel {
+        /// The name asked for, as far as it is shown.
+        asked: String,
+        /// Those there are.
+        known: Vec<String>,
+    },
     /// The context does not fit the model.
     #[error(
         "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}{bound}. Shorten the context or lower --max-tokens",
@@ -266,6 +274,7 @@ impl JobError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "invalid_request",
+            Self::NoModel { .. } => "model_not_found",
             Self::TooLong { .. } | Self::TooLarge { .. } | Self::RotatedOtherwise { .. } => "context_too_long",
             Self::IdTaken { .. } => "job_exists",
             Self::Busy => "overloaded",
@@ -304,6 +313,7 @@ impl JobError {
             Self::RotatedOtherwise { .. } => Some("session".to_string()),
             Self::TooLarge { param, .. } => Some(param.to_string()),
             Self::IdTaken { .. } => Some("id".to_string()),
+            Self::NoModel { .. } => Some("model".to_string()),
             _ => None,
         };
         ErrorBody { message: self.to_string(), code: self.code().to_string(), param }

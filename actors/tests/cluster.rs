@@ -19,7 +19,7 @@ use asterism_actors::{
     host,
     messages::HostRole,
     store::{MemoryStore, StateStore},
-    supervisor::{HostSpec, Liveness, ModelFront, Recovery, SessionLimits, Supervisor, SupervisorConfig},
+    supervisor::{HostSpec, Liveness, ModelFront, Recovery, ServedModel, SessionLimits, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, DecoderParts, HeadsFiles, ModelError, TemplateSource, Tokenizer};
@@ -85,10 +85,14 @@ async fn start_on(
     let digest = checkpoint.digest(Path::new("")).expect("readable weights");
     let config = SupervisorConfig {
         cluster: "test".into(),
-        model: model.into(),
-        digest: digest.front,
-        weights: Some(digest.weights),
-        dtype: DType::F32,
+        models: vec![ServedModel {
+            label: String::new(),
+            name: model.into(),
+            digest: digest.front,
+            weights: Some(digest.weights),
+            dtype: DType::F32,
+            speeds: None,
+        }],
         hosts: hosts.clone(),
         method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
         liveness: Liveness {
@@ -107,7 +111,6 @@ async fn start_on(
         avoid_stragglers: false,
         ready_when: Default::default(),
         patience: Duration::from_secs(30),
-        speeds: None,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
@@ -115,7 +118,7 @@ async fn start_on(
     let address = transport.local_address();
     let front = ModelFront::load(&checkpoint, None, TemplateSource::in_process);
     let front = Arc::new(front.and_then(|front| front.with_heads(&heads(model))).expect("a tokenizer and heads"));
-    let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
+    let supervisor = Supervisor::start(config, vec![front], transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
     for host in hosts {
         let transport = bind();
@@ -309,6 +312,7 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
     let session = SessionRequest {
         name: "book".into(),
         context: job.context.clone().expect("a context"),
+        model: None,
         method: job.method.clone(),
         allow_idle_hosts: true,
         chat_template: false,

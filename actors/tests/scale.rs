@@ -16,8 +16,8 @@ use asterism_actors::{
     query_host::route::routes,
     store::{Change, RedbStore, StateStore},
     supervisor::{
-        Candidate, Demand, HostSpec, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery, SessionLimits,
-        Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
+        Candidate, Demand, HostSpec, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery, ServedModel,
+        SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
     },
     ticket::Secret,
 };
@@ -49,10 +49,14 @@ fn config(hosts: usize) -> SupervisorConfig {
     let second = Duration::from_secs(1);
     SupervisorConfig {
         cluster: "scale".into(),
-        model: "none".into(),
-        digest: Default::default(),
-        weights: Some(Default::default()),
-        dtype: asterism_kernels::DType::F32,
+        models: vec![ServedModel {
+            label: String::new(),
+            name: "none".into(),
+            digest: Default::default(),
+            weights: Some(Default::default()),
+            dtype: asterism_kernels::DType::F32,
+            speeds: None,
+        }],
         hosts: context.chain([("q0".to_string(), Role::Query)]).enumerate().map(spec).collect(),
         method: MethodConfig::default(),
         liveness: Liveness { heartbeat: second, suspect_after: 2, dead_after: 4 * second, rejoin: 9 * second },
@@ -66,7 +70,6 @@ fn config(hosts: usize) -> SupervisorConfig {
         avoid_stragglers: false,
         ready_when: Default::default(),
         patience: 60 * second,
-        speeds: None,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: 100 * second, max_pinned_bytes: None },
     }

@@ -65,8 +65,10 @@ pub struct Cluster {
     pub admin_tls: Option<TlsFiles>,
     /// Where OpenAI's API listens, if anywhere, and the file of its keys.
     pub api: Option<Api>,
-    /// The model every host loads.
+    /// The model of requests and hosts that name none.
     pub model: Model,
+    /// Models beside it, each with hosts of its own.
+    pub further_models: Vec<Model>,
     /// Attention when a job names none.
     pub method: MethodConfig,
     /// Who may join and who may ask.
@@ -146,6 +148,8 @@ impl Cluster {
             ("api.listen", api.as_ref().map(|api| api.listen)),
             ("security.join_listen", security.join_listen),
         ])?;
+        let mut models = model::resolve_all(file, directory)?;
+        let model = models.remove(0);
         Ok(Self {
             name: file.cluster.name.clone(),
             data_dir,
@@ -153,7 +157,8 @@ impl Cluster {
             admin_listen,
             admin_tls: api::admin_tls(file, directory)?,
             api,
-            model: model::resolve(file, directory)?,
+            model,
+            further_models: models,
             method: file.attention.clone(),
             security,
             liveness: liveness(file)?,
@@ -191,6 +196,23 @@ impl Cluster {
             true => Err(ClusterError::TakenName { kind: "node", name: name.to_owned(), owner: "a host" }),
             false => Ok(()),
         }
+    }
+
+    /// All models, in the order of the file.
+    pub fn models(&self) -> impl Iterator<Item = &Model> {
+        [&self.model].into_iter().chain(&self.further_models)
+    }
+
+    /// The cluster that a model has for itself: with that alone, and its hosts.
+    pub fn of_model(&self, model: &Model) -> Self {
+        let hosts = self.hosts.iter().filter(|host| host.model == model.name).cloned().collect();
+        Self { model: model.clone(), further_models: Vec::new(), hosts, ..self.clone() }
+    }
+
+    /// The cluster as a host computes in it: beside all others, with its own model.
+    pub fn with_model_of(&self, host: &Host) -> Self {
+        let model = self.models().find(|model| model.name == host.model).unwrap_or(&self.model).clone();
+        Self { model, further_models: Vec::new(), ..self.clone() }
     }
 
     /// The host called `name`.
@@ -329,7 +351,10 @@ fn serving(file: &ClusterFile) -> Result<ServingLimits, ClusterError> {
     let refused =
         |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
     let interval = file.serving.token_interval_ms;
-    let of_gpu = |host: &file::HostSection| host.device.unwrap_or(file.model.device) != file::Device::Cpu;
+    let of_gpu = |host: &file::HostSection| {
+        let model = file.model_of(host).1.unwrap_or(&file.model.first);
+        host.device.unwrap_or(model.device) != file::Device::Cpu
+    };
     let on_gpu = file.hosts.iter().any(|host| host.role == Role::Query && of_gpu(host));
     let jobs = file.serving.max_generating.unwrap_or(if on_gpu { GENERATING_ON_GPU } else { GENERATING_ON_CPU });
     if !(1..=MOST_GENERATING).contains(&jobs) {
@@ -364,6 +389,44 @@ mod tests {
 
     fn resolve(text: &str) -> Result<Cluster, ClusterError> {
         Cluster::resolve(&parse(text, []).expect("the text parses"), Path::new("/etc/asterism"))
+    }
+
+    #[test]
+    fn each_of_several_models_has_hosts_of_its_own() {
+        let host =
+            |name: &str, role: &str, model: &str| format!("[[host]]\nname = \"{name}\"\nrole = \"{role}\"\n{model}");
+        let of_b = [host("d", "context", "model = \"b\"\n"), host("r", "query", "model = \"b\"\n")].concat();
+        let head = "version = 1\n[[node]]\nname = \"local\"\naddress = \"127.0.0.1\"\n";
+        let own = [host("c", "context", ""), host("q", "query", "")].concat();
+        let models = "[[model]]\npath = \"/a\"\n[[model]]\nname = \"b\"\npath = \"b\"\n";
+        let text = [head, models, &own, &of_b].concat();
+        let cluster = resolve(&text).unwrap();
+        let models: Vec<_> = cluster.models().map(|model| (model.label(), model.path.as_deref().unwrap())).collect();
+        assert_eq!(models, [("", Path::new("/a")), ("b", Path::new("/etc/asterism/b"))]);
+        let b = cluster.of_model(&cluster.further_models[0]);
+        assert_eq!(b.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>(), ["d", "r"]);
+        assert_eq!((&b.model.name, cluster.with_model_of(&b.hosts[0]).hosts.len()), (&Some("b".to_owned()), 4));
+        let refused = |from: &str, to: &str| resolve(&text.replace(from, to)).unwrap_err().to_string();
+        let together = "role = \"query\"\nmodel = \"b\"\nprocess = \"c\"\n";
+        for (from, to, words) in [
+            (
+                "model = \"b\"",
+                "model = \"e\"",
+                "host 'd' holds model 'e', which is not in the file; known: one without a name, b",
+            ),
+            ("name = \"b\"\npath", "path", "model.name = nothing: [[model]] 2 of 2 has none"),
+            ("[[model]]\npath = \"/a\"", "[[model]]\nname = \"b\"", "two models are named 'b'"),
+            ("role = \"query\"\nmodel = \"b\"\n", "role = \"query\"\n", "model 'b' has no host with role = \"query\""),
+            ("role = \"query\"\nmodel = \"b\"\n", together, "hold different models; a process holds one"),
+            (
+                "role = \"query\"\nmodel",
+                "labels = { \"asterism.model\" = \"b\" }\nrole = \"query\"\nmodel",
+                "write model = \"b\" instead",
+            ),
+        ] {
+            let said = refused(from, to);
+            assert!(said.contains(words), "{said}");
+        }
     }
 
     #[test]

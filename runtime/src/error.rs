@@ -109,8 +109,8 @@ pub fn exit_of_code(code: &str) -> Exit {
         }
         "placement_impossible" | "overloaded" | "capacity_exhausted" | "disk_full" => Exit::Capacity,
         "job_exists" | "job_not_found" | "job_ended" | "not_found" | "method_not_allowed" | "session_exists"
-        | "session_not_found" | "session_expired" | "host_not_found" | "last_host" | "spare_busy" | "host_conflict"
-        | "session_busy" | "session_replaced" | "session_rewritten" => Exit::NotFound,
+        | "session_not_found" | "session_expired" | "host_not_found" | "model_not_found" | "last_host"
+        | "spare_busy" | "host_conflict" | "session_busy" | "session_replaced" | "session_rewritten" => Exit::NotFound,
         "unauthorized" => Exit::Authentication,
         "timeout" => Exit::TimedOut,
         _ => Exit::JobFailed,

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::UdpSocket,
     path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -102,8 +103,13 @@ struct Machines {
 impl Machines {
     /// `query-0` and `context-0` on the supervisor's machine, `context-1` on another one, `first`.
     fn new() -> Self {
+        Self::at("127.0.0.1:0".into())
+    }
+
+    /// The same, with a supervisor that listens there.
+    fn at(listen: String) -> Self {
         let method = "[supervisor]\nmax_restarts = 1000\n\n[attention.star]\nblock_tokens = 512\n\n[security]\njoin_listen = \"127.0.0.1:0\"";
-        let cluster = Cluster::written(BINARY, &ClusterSpec { method, ..embedded(2) }, |text| {
+        let cluster = Cluster::written(BINARY, &ClusterSpec { method, listen, ..embedded(2) }, |text| {
             let first = "[[node]]\nname = \"first\"\naddress = \"127.0.0.2\"\n\n[[host]]";
             let text = text.replacen("[[host]]", first, 1).replace("role = \"", "node = \"local\"\nrole = \"");
             text.replace("name = \"context-1\"\nnode = \"local\"", "name = \"context-1\"\nnode = \"first\"")
@@ -196,6 +202,26 @@ fn a_third_machine_comes_and_the_first_goes_under_load() {
     submitted(cluster, "afterwards");
     assert_eq!(tokens(cluster, "afterwards"), expected);
     drop((first, third));
+}
+
+#[test]
+fn a_machine_that_is_in_no_file_is_there_again_after_the_supervisor_was_killed() {
+    let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let machines = Machines::at(free.to_string());
+    let supervisor = machines.supervisor();
+    let cluster = &machines.cluster;
+    let _local = start(cluster, &["node", "--join", &machines.listen(), "--name", "local"]);
+    let _first = machines.node("first", &[]);
+    let _west = machines.node("west", &["--hosts", "context, device=cpu", "--address", "127.0.0.3"]);
+    cluster.wait_for("all machines", |status| ready(status) && is_ready(status, "west-context-0"));
+    assert!(!fs::read_to_string(cluster.file()).expect("its file").contains("west"));
+    let pid = cluster.pid("west-context-0");
+    drop(supervisor);
+    let _supervisor = machines.supervisor();
+    let status = cluster.wait_for("all machines again", |status| ready(status) && is_ready(status, "west-context-0"));
+    assert_eq!(host(&status, "west-context-0")["pid"], pid, "its host went on");
+    submitted(cluster, "after");
+    tokens(cluster, "after");
 }
 
 #[test]

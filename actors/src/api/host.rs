@@ -69,6 +69,9 @@ pub struct HostStatus {
     pub shards: usize,
     /// Device, such as `cpu`.
     pub device: String,
+    /// The name of its model in the cluster file, where that has one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub model: String,
     /// Health.
     pub health: HostHealth,
     /// Process id, once connected.
@@ -89,6 +92,12 @@ pub struct HostStatus {
     /// What decides the bits of its results: device, kernels, compute type, build. Shards of a job go to hosts of equal words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<String>,
+    /// Version of the protocol that it and the supervisor settled on, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u16>,
+    /// The build of what it computes with, which hosts of one program and device have alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub build: Option<String>,
     /// Seconds that its clock is ahead of the supervisor's, as it last told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_offset_s: Option<f64>,
@@ -154,6 +163,9 @@ pub struct ClusterStatus {
     /// What tells it from every other: of its configuration, tokenizer and weights. Absent while these are hashed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
+    /// Every model where there are several, the first of which is that of requests that name none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelStatus>,
     /// Default method by name.
     pub method: String,
     /// Runtime version.
@@ -178,6 +190,18 @@ pub struct ClusterStatus {
     /// What clients of OpenAI's API keep, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredStatus>,
+}
+
+/// One of several models.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelStatus {
+    /// What requests call it.
+    pub name: String,
+    /// What tells it from every other. Absent while its weights are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Whether a job for it would be planned and answered now.
+    pub answers: bool,
 }
 
 /// What clients keep in the data_dir: files and batches.

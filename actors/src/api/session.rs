@@ -15,6 +15,9 @@ pub struct SessionRequest {
     pub name: String,
     /// The document.
     pub context: Prompt,
+    /// The model that encodes it and answers, by its name; absent: the cluster's first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// Attention method and its sizes; absent: the cluster's default.
     #[serde(default)]
     pub method: Option<MethodConfig>,
@@ -61,6 +64,9 @@ pub struct SessionStatus {
     pub name: String,
     /// State.
     pub state: SessionState,
+    /// Model by name.
+    #[serde(default)]
+    pub model: String,
     /// Method by name.
     pub method: String,
     /// Context tokens.

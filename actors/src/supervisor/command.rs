@@ -20,6 +20,13 @@ pub enum SupervisorEvent {
         /// What it said.
         message: HostMessage,
     },
+    /// A host or node connected, and both settled on a version of the protocol.
+    Connected {
+        /// Connection.
+        connection: u64,
+        /// The version.
+        protocol: u16,
+    },
     /// A host or node connection ended.
     Disconnected {
         /// Connection.
@@ -27,8 +34,13 @@ pub enum SupervisorEvent {
         /// Why.
         cause: String,
     },
-    /// The digest of the supervisor's own weights is there, or why it cannot be had.
-    Weights(Result<WeightsDigest, String>),
+    /// The digest of the supervisor's own weights of a model is there, or why it cannot be had.
+    Weights {
+        /// The model's label.
+        model: String,
+        /// The digest.
+        weights: Result<WeightsDigest, String>,
+    },
     /// The supervisor's own process has waited for memory or a disk since the last tick.
     Starved,
     /// Time passed.

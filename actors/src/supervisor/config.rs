@@ -13,14 +13,8 @@ use crate::{api::Role, supervisor::placement::MixedNumerics};
 pub struct SupervisorConfig {
     /// Cluster name.
     pub cluster: String,
-    /// Model name.
-    pub model: String,
-    /// What of the model tokens and plans depend on.
-    pub digest: FrontDigest,
-    /// Its weights, where they have been hashed already.
-    pub weights: Option<WeightsDigest>,
-    /// Type of activations and cached keys and values.
-    pub dtype: DType,
+    /// Its models. The first, of which there is always one, is that of requests that name none.
+    pub models: Vec<ServedModel>,
     /// Hosts in the order of the cluster file.
     pub hosts: Vec<HostSpec>,
     /// Method of a job that names none.
@@ -47,12 +41,35 @@ pub struct SupervisorConfig {
     pub rebalance: bool,
     /// How long a job waits for a host to take lost work.
     pub patience: Duration,
-    /// How fast context hosts are, where that was measured.
-    pub speeds: Option<Calibration>,
     /// Limits of sessions.
     pub sessions: SessionLimits,
     /// What becomes of a job that no hosts of equal numerics can take.
     pub mixed_numerics: MixedNumerics,
+}
+
+/// A model that hosts serve.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    /// What its hosts and contexts are labelled with: its name in the cluster file, or nothing where it has none there.
+    pub label: String,
+    /// What requests call it.
+    pub name: String,
+    /// What of the model tokens and plans depend on.
+    pub digest: FrontDigest,
+    /// Its weights, where they have been hashed already.
+    pub weights: Option<WeightsDigest>,
+    /// Type of activations and cached keys and values.
+    pub dtype: DType,
+    /// How fast context hosts are, where that was measured.
+    pub speeds: Option<Calibration>,
+}
+
+/// The label of hosts and contexts that names their model.
+pub const MODEL_LABEL: &str = "asterism.model";
+
+/// The model that labels name: the one without a name where they name none.
+pub fn model_of(labels: &BTreeMap<String, String>) -> &str {
+    labels.get(MODEL_LABEL).map_or("", String::as_str)
 }
 
 /// When a host that says nothing is given up.
@@ -119,17 +136,40 @@ pub struct HostSpec {
     pub labels: BTreeMap<String, String>,
 }
 
+impl HostSpec {
+    /// The label of its model.
+    pub fn model(&self) -> &str {
+        model_of(&self.labels)
+    }
+}
+
 impl SupervisorConfig {
-    /// What jobs are planned for.
-    pub fn context_hosts(&self) -> ContextHosts {
-        self.context_hosts_of(self.hosts.iter())
+    /// The model of requests that name none.
+    pub fn first_model(&self) -> &ServedModel {
+        &self.models[0]
     }
 
-    /// The same where these are the hosts.
-    pub fn context_hosts_of<'a>(&self, hosts: impl Iterator<Item = &'a HostSpec>) -> ContextHosts {
-        let contexts: Vec<&HostSpec> = hosts.filter(|host| host.role == Role::Context).collect();
+    /// The model of a label.
+    pub fn model(&self, label: &str) -> Option<&ServedModel> {
+        self.models.iter().find(|model| model.label == label)
+    }
+
+    /// Whether a label is that of the only model: what waits for its hosts then holds up nothing of others.
+    pub fn is_only_model(&self, label: &str) -> bool {
+        self.models.len() == 1 && self.models[0].label == label
+    }
+
+    /// What jobs are planned for that name no model.
+    pub fn context_hosts(&self) -> ContextHosts {
+        self.context_hosts_of(self.first_model(), self.hosts.iter())
+    }
+
+    /// What jobs of a model are planned for where these are the hosts.
+    pub fn context_hosts_of<'a>(&self, model: &ServedModel, hosts: impl Iterator<Item = &'a HostSpec>) -> ContextHosts {
+        let own = |host: &&HostSpec| host.role == Role::Context && host.model() == model.label;
+        let contexts: Vec<&HostSpec> = hosts.filter(own).collect();
         let one_machine = contexts.iter().all(|host| host.node == contexts[0].node);
-        ContextHosts { count: contexts.len(), one_machine, dtype: self.dtype, speeds: self.speeds }
+        ContextHosts { count: contexts.len(), one_machine, dtype: model.dtype, speeds: model.speeds }
     }
 }
 

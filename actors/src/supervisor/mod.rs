@@ -16,7 +16,9 @@ mod tables;
 mod tests;
 
 pub use command::{SupervisorCommand, SupervisorEvent};
-pub use config::{ContextHosts, HostSpec, Liveness, ReadyWhen, Recovery, SessionLimits, SupervisorConfig};
+pub use config::{
+    ContextHosts, HostSpec, Liveness, MODEL_LABEL, ReadyWhen, Recovery, ServedModel, SessionLimits, SupervisorConfig,
+};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
 pub use placement::{Candidate, Demand, MixedNumerics, place, place_among_equals};

@@ -15,7 +15,7 @@ use crate::{
     messages::Condition,
     supervisor::{
         command::{SupervisorCommand, SupervisorEvent, WorkChange},
-        config::{Liveness, SupervisorConfig},
+        config::{Liveness, ServedModel, SupervisorConfig},
         rules::{
             accused::Accusations,
             admission::AdmissionControl,
@@ -30,7 +30,7 @@ use crate::{
             contexts::Contexts,
             hosts::Hosts,
             jobs::Jobs,
-            model::ClusterModel,
+            model::ClusterModels,
             numbers::{Numbers, Origin},
             reserved::Reserved,
             sessions::Sessions,
@@ -42,7 +42,7 @@ use crate::{
 /// The tables, and what was configured.
 pub struct SupervisorState {
     pub(super) config: SupervisorConfig,
-    pub(super) model: ClusterModel,
+    pub(super) models: ClusterModels,
     pub(super) hosts: Hosts,
     pub(super) contexts: Contexts,
     pub(super) jobs: Jobs,
@@ -59,7 +59,7 @@ impl SupervisorState {
     /// Before any host connected. `origin` is another one for each journal.
     pub fn new(config: SupervisorConfig, now: Duration, origin: Origin) -> Self {
         Self {
-            model: ClusterModel::new(config.digest.clone(), config.weights.clone()),
+            models: ClusterModels::new(&config.models),
             hosts: Hosts::new(&config.hosts, now),
             contexts: Contexts::default(),
             jobs: Jobs::default(),
@@ -76,8 +76,8 @@ impl SupervisorState {
         &self.config
     }
 
-    /// From now on the cluster is configured like this: limits, labels, and hosts that are new. What it says of the model, and of a host's role
-    /// and node, does not change while the supervisor runs; hosts that it does not have stay until they are removed.
+    /// From now on the cluster is configured like this: limits, labels, hosts and models that are new. What it says of a model that there is,
+    /// and of a host's role and node, does not change while the supervisor runs; hosts that it does not have stay until they are removed.
     pub fn reconfigure(&mut self, now: Duration, config: SupervisorConfig) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
         for spec in &config.hosts {
@@ -91,6 +91,9 @@ impl SupervisorState {
                 None => self.hosts.add(spec.clone(), now),
             }
         }
+        let is_new = |model: &&ServedModel| self.config.model(&model.label).is_none();
+        let new: Vec<ServedModel> = config.models.iter().filter(is_new).cloned().collect();
+        self.model_check(now, &mut out).take_in(&new);
         // Rules know hosts by their index.
         let hosts = self.hosts.iter().map(|record| record.spec.clone()).collect();
         self.config = SupervisorConfig { hosts, ..config };
@@ -108,8 +111,12 @@ impl SupervisorState {
         let mut out = Vec::new();
         let stir = match event {
             SupervisorEvent::Message { connection, message } => self.on_message(now, connection, message, &mut out),
+            SupervisorEvent::Connected { connection, protocol } => {
+                self.hosts.speaks(connection, protocol);
+                WorkChange::Nothing
+            }
             SupervisorEvent::Disconnected { connection, cause } => {
-                self.hosts.node_gone(connection);
+                self.hosts.connection_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
                     if self.hosts.at(host).was_told_to_leave() {
                         self.loss(now, &mut out).on_left(host);
@@ -121,8 +128,8 @@ impl SupervisorState {
                 }
                 WorkChange::Nothing
             }
-            SupervisorEvent::Weights(weights) => {
-                self.model_check(now, &mut out).on_weights(weights);
+            SupervisorEvent::Weights { model, weights } => {
+                self.model_check(now, &mut out).on_weights(&model, weights);
                 WorkChange::Everything
             }
             SupervisorEvent::Starved => {
@@ -175,7 +182,7 @@ impl SupervisorState {
     /// writes may leave them.
     pub fn reconcile(&mut self, now: Duration) -> Vec<SupervisorCommand> {
         let mut out = Vec::new();
-        self.model_check(now, &mut out).settle_model();
+        self.model_check(now, &mut out).settle_all();
         let numbers = self.contexts.numbers();
         let mut loss = self.loss(now, &mut out);
         numbers.into_iter().for_each(|number| loss.teardown().release_unused(number));
@@ -229,18 +236,18 @@ impl SupervisorState {
     }
 
     fn joining<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> Joining<'a> {
-        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
-        Joining { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, model }
+        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, models, .. } = self;
+        Joining { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, models }
     }
 
     fn model_check<'a>(&'a mut self, now: Duration, out: &'a mut Vec<SupervisorCommand>) -> ModelCheck<'a> {
-        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
-        ModelCheck { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, model }
+        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, models, .. } = self;
+        ModelCheck { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, models }
     }
 
     fn admission(&self, now: Duration) -> AdmissionControl<'_> {
-        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
-        AdmissionControl { now, config, hosts, contexts, jobs, sessions, reserved, numbers, model }
+        let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, models, .. } = self;
+        AdmissionControl { now, config, hosts, contexts, jobs, sessions, reserved, numbers, models }
     }
 
     #[cfg(test)]

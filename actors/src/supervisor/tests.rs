@@ -28,8 +28,9 @@ use asterism_transport::Endpoint;
 use serde_json::json;
 
 use super::{
-    Decided, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery,
-    SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState,
+    Decided, Fingerprint, HostSpec, JobFilter, Liveness, MODEL_LABEL, Origin, PreparedContext, PreparedJob, Question,
+    Recovery, ServedModel, SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent,
+    SupervisorState,
     shell::write_queue::{Journal, JournalAction},
 };
 use crate::{
@@ -64,10 +65,14 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
     };
     SupervisorConfig {
         cluster: "test".into(),
-        model: "model".into(),
-        digest: Default::default(),
-        weights: Some(Default::default()),
-        dtype: asterism_kernels::DType::F32,
+        models: vec![ServedModel {
+            label: String::new(),
+            name: "model".into(),
+            digest: Default::default(),
+            weights: Some(Default::default()),
+            dtype: asterism_kernels::DType::F32,
+            speeds: None,
+        }],
         hosts: hosts.map(spec).collect(),
         method: serde_json::from_value(json!({"star": {"block_tokens": 30}})).expect("a method"),
         liveness: Liveness {
@@ -86,7 +91,6 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         avoid_stragglers: false,
         ready_when: Default::default(),
         patience: seconds(60.0),
-        speeds: None,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }

@@ -63,6 +63,7 @@ fn session_of(job: &JobRequest, name: &str) -> SessionRequest {
     SessionRequest {
         name: name.into(),
         context: job.context.clone().expect("a context"),
+        model: None,
         method: job.method.clone(),
         allow_idle_hosts: true,
         chat_template: false,

@@ -8,12 +8,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::{
-    HostConfig, HostError, Transports,
-    api::JobPhase,
-    host, machine,
-    supervisor::{Supervisor, SupervisorConfig},
-};
+use asterism_actors::{HostConfig, HostError, Transports, api::JobPhase, host, machine, supervisor::Supervisor};
 use asterism_transport::{
     NoObserver, Transport,
     sim::{Draw, Faults, SimConfig, SimNetwork},
@@ -273,8 +268,9 @@ impl Cluster {
         }
         let transport = self.bind(supervisor_address());
         let front = Model::shared().front.clone();
-        let config = SupervisorConfig { digest: front.digest.clone(), ..self.scenario.config.clone() };
-        match Supervisor::start(config, front, transport.clone(), Box::new(self.disk.clone())).await {
+        let mut config = self.scenario.config.clone();
+        config.models[0].digest = front.digest.clone();
+        match Supervisor::start(config, vec![front], transport.clone(), Box::new(self.disk.clone())).await {
             Ok(supervisor) => {
                 self.note(|| "a supervisor begins".into());
                 let mut state = self.state();

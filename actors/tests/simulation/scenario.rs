@@ -6,7 +6,7 @@ use asterism_actors::{
     Batching, DeviceHandover, JobError,
     api::{JobPhase, JobRequest, PlacementPolicy, Prompt, Role, Scheduling, SessionRequest, bounds},
     messages::HostRole,
-    supervisor::{HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig},
+    supervisor::{HostSpec, Liveness, Recovery, ServedModel, SessionLimits, SupervisorConfig},
 };
 use asterism_models::Sampling;
 use asterism_transport::sim::Draw;
@@ -218,10 +218,14 @@ impl Scenario {
 fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "simulated".into(),
-        model: "tiny".into(),
-        digest: Default::default(),
-        weights: Some(Default::default()),
-        dtype: asterism_kernels::DType::F32,
+        models: vec![ServedModel {
+            label: String::new(),
+            name: "tiny".into(),
+            digest: Default::default(),
+            weights: Some(Default::default()),
+            dtype: asterism_kernels::DType::F32,
+            speeds: None,
+        }],
         hosts: Vec::new(),
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
         liveness: Liveness { heartbeat: ms(500), suspect_after: 2, dead_after: ms(2000), rejoin: ms(3000) },
@@ -235,7 +239,6 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         avoid_stragglers: false,
         ready_when: Default::default(),
         patience: Duration::from_secs(60),
-        speeds: None,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }
@@ -274,6 +277,7 @@ fn session(draw: &mut Draw, number: usize, config: &SupervisorConfig) -> Session
         let request = SessionRequest {
             name: format!("book-{number}"),
             context: Prompt::Tokens(tokens(draw, 24, 60)),
+            model: None,
             method: method(draw),
             allow_idle_hosts: true,
             chat_template: false,

@@ -168,7 +168,7 @@ mod tests {
         let self_test = SelfTest::new(&cluster, &supervisor);
         let links = LinkBench::new(&supervisor);
         let state = AdminState {
-            intake: Intake::new(supervisor.model()),
+            intake: Intake::new(&supervisor),
             supervisor,
             self_test,
             links,
@@ -178,7 +178,7 @@ mod tests {
             listen,
             token: Some("moon".into()),
             joins: None,
-            file: RunningFile::begin((&text, folder), &cluster, wiring::supervisor_config).unwrap(),
+            file: RunningFile::begin((&text, folder), &cluster, wiring::CONFIGURED).unwrap(),
             store: None,
             stop_wanted: Arc::default(),
         };

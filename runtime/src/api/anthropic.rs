@@ -42,7 +42,8 @@ async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Messag
     let (conversation, asked) = asked.read(&state)?;
     let asked = chat::about(&state, conversation, (asked, "messages")).await?;
     let mut asked = answer::owned(asked, &request);
-    let (client, streamed, model) = (ClientConnection::of(&request), asked.stream, state.supervisor.model().clone());
+    let model = state.model_of(&asked.job).await?;
+    let (client, streamed) = (ClientConnection::of(&request), asked.stream);
     let shape = MessageShape { shape: std::mem::take(&mut asked.shape), stops: asked.job.stop.clone(), model };
     asked.job.labels.insert(bounds::ATTACHED.into(), "yes".into());
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
@@ -65,8 +66,8 @@ async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Messag
 #[post("/v1/messages/count_tokens")]
 async fn count(state: Data<ApiState>, request: HttpRequest, taken: Taken<MessagesRequest>) -> Checked<HttpResponse> {
     let (asked, _share) = taken.into_parts();
-    let (conversation, _) = asked.read(&state)?;
-    let model = state.supervisor.model().clone();
+    let (conversation, asked) = asked.read(&state)?;
+    let model = state.model_named(asked.job.model.as_deref())?;
     let date = model.date(None, Duration::from_secs(answer::unix_time()));
     let counted = block(move || {
         let tools = conversation.tools.map_or_else(Vec::new, |tools| tools.described);

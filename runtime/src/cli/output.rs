@@ -99,6 +99,12 @@ impl Table {
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.to_vec());
     }
+
+    /// Takes a column out that says nothing.
+    pub fn without(mut self, column: usize) -> Self {
+        self.rows.iter_mut().for_each(|row| drop(row.remove(column)));
+        self
+    }
 }
 
 impl std::fmt::Display for Table {

@@ -61,6 +61,13 @@ pub(super) fn check_processes(hosts: &[Host]) -> Result<(), ClusterError> {
             let cause = format!("the name of host '{}', which is in process '{}'", owner.name, owner.process);
             return Err(refused(format!("{cause}; choose another")));
         }
+        if let Some(other) = hosts[..at].iter().find(|other| other.process == host.process && other.model != host.model)
+        {
+            return Err(refused(format!(
+                "hosts '{}' and '{}' name it and hold different models; a process holds one",
+                other.name, host.name
+            )));
+        }
         if let Some(apart) = hosts[..at].iter().find(|other| other.process == host.process && other.node != host.node) {
             return Err(refused(format!(
                 "hosts '{}' and '{}' name it and are on the nodes '{}' and '{}'; a process runs on one",

@@ -60,6 +60,30 @@ pub enum ClusterError {
         /// Nodes of the file.
         known: String,
     },
+    /// A host of a model that is not in the file.
+    #[error(
+        "host '{host}' holds model '{model}', which is not in the file; known: {known}. Add [[model]] with that name"
+    )]
+    UnknownModel {
+        /// The host.
+        host: String,
+        /// Its model.
+        model: String,
+        /// Models of the file.
+        known: String,
+    },
+    /// A model that nobody encodes or generates for.
+    #[error(
+        "{} has no host with role = \"{role}\"; add a [[host]] with that role{}, or take the model out",
+        model.as_ref().map_or("the first model".into(), |model| format!("model '{model}'")),
+        model.as_ref().map_or(String::new(), |model| format!(" and model = \"{model}\""))
+    )]
+    NoHostOfModel {
+        /// The model.
+        model: Option<String>,
+        /// The role.
+        role: &'static str,
+    },
     /// A host without a node where there are several or none.
     #[error("host '{host}' names no node and the file has {nodes}; add node = \"...\"")]
     NoNode {

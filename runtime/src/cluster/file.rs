@@ -5,6 +5,7 @@ mod device;
 pub(crate) mod error;
 mod host;
 mod joined;
+mod models;
 mod numbers;
 mod observability;
 mod paths;
@@ -13,7 +14,6 @@ mod read;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use asterism_actors::supervisor::MixedNumerics;
-use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,7 @@ use crate::cluster::size::Bytes;
 pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
 pub use joined::JoinedNodes;
+pub use models::{ModelSection, ModelSections};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
 pub use paths::{anchored, with_own_paths};
@@ -36,9 +37,9 @@ pub struct ClusterFile {
     /// `[cluster]`
     #[serde(default)]
     pub cluster: ClusterSection,
-    /// `[model]`
+    /// `[model]`, or several `[[model]]`
     #[serde(default)]
-    pub model: ModelSection,
+    pub model: ModelSections,
     /// `[models]`: what goes with the model.
     #[serde(default, skip_serializing_if = "is_default")]
     pub models: ModelsSection,
@@ -87,33 +88,6 @@ pub struct ClusterSection {
     pub listen: String,
     /// What becomes of a job that no hosts of equal numerics can take: `refuse` or `mark`.
     pub mixed_numerics: MixedNumerics,
-}
-
-/// `[model]`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ModelSection {
-    /// A Hugging Face folder or a GGUF file, relative to the file. Absent: the embedded model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathBuf>,
-    /// A known shape with random weights instead of a checkpoint, to measure speed with.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub random_weights: Option<String>,
-    /// Where hosts compute that do not say.
-    pub device: Device,
-    /// Element type of weights and products.
-    pub dtype: DType,
-    /// What linear layers but the output head are computed in. Absent: `dtype`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub linear: Option<LinearType>,
-    /// Longest context accepted. Absent: what the model was trained for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_context_tokens: Option<usize>,
-    /// What stands between context and question where a request does not say.
-    pub query_separator: QuerySeparator,
-    /// The date that the chat template is told where a request does not say, such as "2026-11-25". Absent: when it was submitted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub template_date: Option<TemplateDate>,
 }
 
 /// `[models]`
@@ -331,6 +305,16 @@ pub struct NodeSection {
     pub address: String,
 }
 
+impl ClusterFile {
+    /// The name of a host's model, and the model if there is one of that name.
+    pub fn model_of<'a>(&'a self, host: &'a HostSection) -> (Option<&'a str>, Option<&'a ModelSection>) {
+        match &host.model {
+            Some(name) => (Some(name), self.model.iter().find(|model| model.name.as_ref() == Some(name))),
+            None => (self.model.first.name.as_deref(), Some(&self.model.first)),
+        }
+    }
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -340,7 +324,7 @@ impl Default for ClusterFile {
         Self {
             version: 1,
             cluster: ClusterSection::default(),
-            model: ModelSection::default(),
+            model: ModelSections::default(),
             models: ModelsSection::default(),
             attention: MethodConfig::default(),
             transport: TransportSection::default(),
@@ -363,21 +347,6 @@ impl Default for ClusterSection {
             data_dir: None,
             listen: "127.0.0.1:7400".into(),
             mixed_numerics: MixedNumerics::Refuse,
-        }
-    }
-}
-
-impl Default for ModelSection {
-    fn default() -> Self {
-        Self {
-            path: None,
-            random_weights: None,
-            device: Device::Cpu,
-            dtype: DType::F32,
-            linear: None,
-            max_context_tokens: None,
-            query_separator: QuerySeparator::default(),
-            template_date: None,
         }
     }
 }

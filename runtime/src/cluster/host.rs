@@ -30,6 +30,8 @@ pub struct Host {
     pub process: String,
     /// What it does.
     pub role: Role,
+    /// The name of its model, where that has one.
+    pub model: Option<String>,
     /// Where it computes.
     pub devices: Devices,
     /// Where peers reach it; port 0: chosen by the operating system.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use asterism_actors::supervisor::MODEL_LABEL;
 use asterism_kernels::KernelChoice;
 use asterism_transport::{Place, PlacePort};
 
@@ -31,21 +32,42 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
         })?;
         nodes.push((node.name.as_str(), address));
     }
-    let hosts =
-        file.hosts.iter().map(|section| host(section, file.model.device, &nodes)).collect::<Result<Vec<_>, _>>()?;
+    let hosts = file.hosts.iter().map(|section| host(file, section, &nodes)).collect::<Result<Vec<_>, _>>()?;
     check_unique(&hosts)?;
     check_processes(&hosts)?;
     check_ports(&hosts, listen)?;
     let count = |role| hosts.iter().filter(|host| host.role == role).count();
     match (count(Role::Context), count(Role::Query)) {
-        (got @ 0, _) => Err(ClusterError::Hosts { role: "context", expected: "at least 1", got }),
-        (_, got @ 0) => Err(ClusterError::Hosts { role: "query", expected: "at least 1", got }),
-        _ => Ok(hosts),
+        (got @ 0, _) => return Err(ClusterError::Hosts { role: "context", expected: "at least 1", got }),
+        (_, got @ 0) => return Err(ClusterError::Hosts { role: "query", expected: "at least 1", got }),
+        _ => {}
     }
+    for section in file.model.iter() {
+        let lacks = |role| !hosts.iter().any(|host| host.role == role && host.model == section.name);
+        let lacking = [(Role::Context, "context"), (Role::Query, "query")].into_iter().find(|(role, _)| lacks(*role));
+        if let Some((_, role)) = lacking {
+            return Err(ClusterError::NoHostOfModel { model: section.name.clone(), role });
+        }
+    }
+    Ok(hosts)
 }
 
-fn host(section: &HostSection, device: Device, nodes: &[(&str, Place)]) -> Result<Host, ClusterError> {
+fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> Result<Host, ClusterError> {
     check_name("host.name", &section.name)?;
+    let (name, model) = file.model_of(section);
+    let model_name = name.map(str::to_owned);
+    let device = model
+        .ok_or_else(|| ClusterError::UnknownModel {
+            host: section.name.clone(),
+            model: model_name.clone().unwrap_or_default(),
+            known: file
+                .model
+                .iter()
+                .map(|model| model.name.as_deref().unwrap_or("one without a name"))
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?
+        .device;
     let (node, address) = match &section.node {
         Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
             host: section.name.clone(),
@@ -80,6 +102,7 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, Place)]) -> Resul
         node: (*node).to_owned(),
         process: section.process.clone().unwrap_or_else(|| section.name.clone()),
         role: section.role,
+        model: model_name,
         kernels: kernels(section, &devices)?,
         devices,
         address: PlacePort { place: address.clone(), port: section.port },
@@ -92,6 +115,10 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, Place)]) -> Resul
 /// Its own labels, and its name, so that a job can ask for one host.
 fn labels(section: &HostSection) -> Result<BTreeMap<String, String>, ClusterError> {
     section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
+    if let Some(got) = section.labels.get(MODEL_LABEL) {
+        let expected = format!("no label '{MODEL_LABEL}': write model = \"{got}\" instead");
+        return Err(ClusterError::Value { key: "host.labels", got: format!("{MODEL_LABEL} = {got:?}"), expected });
+    }
     if let Some(got) = section.labels.get(NAME_LABEL) {
         let expected = format!("no label '{NAME_LABEL}': that is '{}' there, its own name", section.name);
         return Err(ClusterError::Value { key: "host.labels", got: format!("{NAME_LABEL} = {got:?}"), expected });

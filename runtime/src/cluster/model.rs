@@ -1,4 +1,4 @@
-//! The model of a cluster: a checkpoint, or a shape with random weights, and what goes with it.
+//! The models of a cluster, each of them a checkpoint, or a shape with random weights, and what goes with it.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,11 @@ use asterism_plan::Method;
 use super::{ClusterError, clashes::check_name};
 use crate::cluster::file::{ClusterFile, DType, Device, HostSection, LinearType, ModelSection};
 
-/// The model every host loads.
+/// The model that hosts load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
+    /// What requests and hosts call it; `None`: its folder's name, and no name.
+    pub name: Option<String>,
     /// A Hugging Face folder or a GGUF file; `None`: the embedded model.
     pub path: Option<PathBuf>,
     /// A shape with random weights, instead of a checkpoint.
@@ -29,8 +31,42 @@ pub struct Model {
     pub template_date: Option<TemplateDate>,
 }
 
-pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
-    let section = &file.model;
+impl Model {
+    /// What its hosts and contexts are labelled with.
+    pub fn label(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// All models of a file, each under a name of its own.
+pub(super) fn resolve_all(file: &ClusterFile, directory: &Path) -> Result<Vec<Model>, ClusterError> {
+    let models: Vec<&ModelSection> = file.model.iter().collect();
+    for (at, section) in models.iter().enumerate() {
+        match &section.name {
+            Some(name) if models[..at].iter().any(|other| other.name.as_ref() == Some(name)) => {
+                return Err(ClusterError::Duplicate { kind: "model", name: name.clone() });
+            }
+            Some(name) => check_name("model.name", name)?,
+            None if at == 0 => {}
+            None => {
+                let expected = format!(
+                    "[[model]] {} of {} has none; of several only the first may go without",
+                    at + 1,
+                    models.len()
+                );
+                return Err(ClusterError::Value { key: "model.name", got: "nothing".into(), expected });
+            }
+        }
+    }
+    let models = models.iter().enumerate();
+    models.map(|(at, section)| resolve(file, section, (directory, at == 0))).collect()
+}
+
+fn resolve(
+    file: &ClusterFile,
+    section: &ModelSection,
+    (directory, is_first): (&Path, bool),
+) -> Result<Model, ClusterError> {
     if section.max_context_tokens == Some(0) {
         return Err(ClusterError::Value {
             key: "model.max_context_tokens",
@@ -52,22 +88,25 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, Clu
         });
     }
     Ok(Model {
+        name: section.name.clone(),
         random,
         path: section.path.as_ref().map(|path| directory.join(path)),
         dtype: section.dtype,
-        linear: linear(file)?,
+        linear: linear(file, section)?,
         max_context_tokens: section.max_context_tokens,
-        heads: heads(file, directory)?,
+        // Heads are trained for one model.
+        heads: if is_first { heads(file, directory)? } else { HeadsFiles::default() },
         query_separator: section.query_separator.clone(),
         template_date: section.template_date,
     })
 }
 
 /// 8-bit linear layers are a GPU's, and go with bf16.
-fn linear(file: &ClusterFile) -> Result<Option<LinearType>, ClusterError> {
-    let ModelSection { linear, device, dtype, .. } = &file.model;
+fn linear(file: &ClusterFile, section: &ModelSection) -> Result<Option<LinearType>, ClusterError> {
+    let ModelSection { name, linear, device, dtype, .. } = section;
     let first = |host: &HostSection| host.devices.as_ref().and_then(|devices| devices.first().copied()).or(host.device);
-    let on_cpu = file.hosts.iter().find(|host| first(host).unwrap_or(*device) == Device::Cpu);
+    let mut own = file.hosts.iter().filter(|host| file.model_of(host).0 == name.as_deref());
+    let on_cpu = own.find(|host| first(host).unwrap_or(*device) == Device::Cpu);
     let expected = match on_cpu {
         _ if linear.is_none() => return Ok(None),
         _ if *dtype != DType::Bf16 => {

@@ -265,6 +265,7 @@ mod tests {
                 name: "c".into(),
                 model: "m".into(),
                 model_digest: None,
+                models: Vec::new(),
                 method: "star".into(),
                 version: "0".into(),
                 ready: false,

@@ -38,6 +38,7 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
     let front = checkpoint_of(model)
         .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, renderer))
         .and_then(|front| front.with_heads(&model.heads))
+        .map(|front| front.named(model.name.as_deref()))
         .map(|front| front.with_separator(model.query_separator.clone()).with_template_date(model.template_date));
     front.map_err(|error| model_refusal(&error))
 }

@@ -66,7 +66,7 @@ impl SupervisorService {
         let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
         let admin_tls = secrets::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
-        let file = RunningFile::begin(read, cluster, wiring::supervisor_config)?;
+        let file = RunningFile::begin(read, cluster, wiring::CONFIGURED)?;
         let cluster = &file.cluster();
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster, rules(&supervisor, &file))?.map(Arc::new);
@@ -74,7 +74,7 @@ impl SupervisorService {
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
         self_test.keep_untested_closed();
-        let (intake, clients) = (Intake::new(supervisor.model()), ClientThreads::start()?);
+        let (intake, clients) = (Intake::new(&supervisor), ClientThreads::start()?);
         let store =
             cluster.api.as_ref().map(|api| Store::open(&cluster.data_dir, api.limits).map(Arc::new)).transpose()?;
         let state = AdminState {

@@ -6,6 +6,7 @@ pub(crate) mod listener;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -21,7 +22,10 @@ use asterism_actors::{
     messages::{Condition, HostRole, Settings},
     node::{self, NodeLink, NodeView},
     store::{RedbStore, StoreError},
-    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, record_config, scheduling},
+    supervisor::{
+        HostSpec, MODEL_LABEL, ModelFront, Recovery, ServedModel, Supervisor, SupervisorConfig, record_config,
+        scheduling,
+    },
     tally::Tally,
 };
 use asterism_transport::{PlacePort, Transport, certificates::MemberRole, local::LocalNetwork};
@@ -29,9 +33,9 @@ use futures_util::future::try_join_all;
 use tokio::sync::watch;
 
 use crate::{
-    api::admin::door::PeerRefusals,
+    api::admin::{door::PeerRefusals, running::Configured},
     certificates::{credentials, members},
-    cluster::{Cluster, Host, file as cluster_file},
+    cluster::{Cluster, Host, Model, file as cluster_file},
     data_dir::{self, private},
     error::CliError,
     observe::{logging, metrics},
@@ -57,29 +61,50 @@ pub async fn start_supervisor(
     cluster: &Cluster,
     store: RedbStore,
 ) -> Result<(Supervisor, SocketAddr, Arc<PeerRefusals>), CliError> {
-    let model = Arc::new(model_front(&cluster.model)?);
-    model.config.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    let models = fronts(cluster, &[])?;
+    models.iter().flat_map(|model| &model.config.notes).for_each(|note| tracing::warn!("{note}"));
     let door = PeerRefusals::new(cluster, QUIC);
     let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
-    let config = supervisor_config(cluster, &model);
+    let config = supervisor_config(cluster, &models);
     record_config(&config);
     let supervisor =
-        Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
+        Supervisor::start(config, models, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
-    hash_weights(&supervisor, cluster);
+    cluster.models().for_each(|model| hash_weights(&supervisor, model, &cluster.data_dir));
     Ok((supervisor, address, door))
 }
 
-/// Tells the supervisor what its model's weights hash to, as soon as that is known: until then hosts load theirs.
-fn hash_weights(supervisor: &Supervisor, cluster: &Cluster) {
-    let (owner, model, folder) = (supervisor.clone(), cluster.model.clone(), cluster.data_dir.clone());
+/// What a supervisor is told of a cluster file that changes while it runs.
+pub const CONFIGURED: Configured = Configured { models: fronts, config: supervisor_config, hash: hash_weights };
+
+/// The models of `cluster` as the supervisor knows them, in its order; those that are `known` by their labels are taken as they are.
+fn fronts(cluster: &Cluster, known: &[Arc<ModelFront>]) -> Result<Vec<Arc<ModelFront>>, CliError> {
+    let mut fronts: Vec<Arc<ModelFront>> = Vec::new();
+    for model in cluster.models() {
+        let front = match known.iter().find(|front| front.label == model.label()) {
+            Some(front) => front.clone(),
+            None => Arc::new(model_front(model)?),
+        };
+        if fronts.iter().any(|other| other.name == front.name) {
+            return Err(CliError::usage(format!("two models are called '{}'; names must differ", front.name))
+                .hint("give the first [[model]] a name of its own, too: without one it is called as its folder is"));
+        }
+        fronts.push(front);
+    }
+    Ok(fronts)
+}
+
+/// Tells the supervisor what a model's weights hash to, as soon as that is known: until then hosts load theirs.
+fn hash_weights(supervisor: &Supervisor, model: &Model, folder: &Path) {
+    let (owner, model, folder) = (supervisor.clone(), model.clone(), folder.to_owned());
+    let label = model.label().to_owned();
     let hash = move || {
         let weights = checkpoint_of(&model).and_then(|checkpoint| weights_digest(&checkpoint, &model, &folder));
-        owner.weights_are(weights.map_err(|error| error.to_string()));
+        owner.weights_are(model.label(), weights.map_err(|error| error.to_string()));
     };
     if let Err(error) = std::thread::Builder::new().name("digest".into()).spawn(hash) {
-        supervisor.weights_are(Err(format!("no thread can be started for it: {error}")));
+        supervisor.weights_are(&label, Err(format!("no thread can be started for it: {error}")));
     }
 }
 
@@ -99,23 +124,36 @@ fn watch_itself(supervisor: &Supervisor, every: Duration) {
     }
 }
 
-/// What the supervisor of `cluster` is told about it.
-pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorConfig {
-    let spec = |host: &Host| HostSpec {
-        name: host.name.clone(),
-        role: role(host.role),
-        device: host.devices.to_string(),
-        node: host.node.clone(),
-        memory_limit: host.memory_limit,
-        weight_bytes: device::weight_bytes(cluster, host, &model.config),
-        labels: host.labels.clone(),
+/// What the supervisor of `cluster`, which has these models, is told about it.
+pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> SupervisorConfig {
+    let own: Vec<(Cluster, &Arc<ModelFront>)> =
+        cluster.models().map(|model| cluster.of_model(model)).zip(models).collect();
+    let spec = |host: &Host| {
+        let found = own.iter().find(|(own, _)| own.model.name == host.model);
+        let (own, model) = found.expect("a resolved cluster has the models of its hosts");
+        let label = Some(model.label.clone()).filter(|label| !label.is_empty());
+        let label = label.map(|label| (MODEL_LABEL.to_owned(), label));
+        HostSpec {
+            name: host.name.clone(),
+            role: role(host.role),
+            device: host.devices.to_string(),
+            node: host.node.clone(),
+            memory_limit: host.memory_limit,
+            weight_bytes: device::weight_bytes(own, host, &model.config),
+            labels: host.labels.clone().into_iter().chain(label).collect(),
+        }
+    };
+    let served = |(own, model): &(Cluster, &Arc<ModelFront>)| ServedModel {
+        label: model.label.clone(),
+        name: model.name.clone(),
+        digest: model.digest.clone(),
+        weights: None,
+        dtype: dtype(own.model.dtype),
+        speeds: calibration::find(own, &model.checkpoint).ok(),
     };
     SupervisorConfig {
         cluster: cluster.name.clone(),
-        model: model.name.clone(),
-        digest: model.digest.clone(),
-        weights: None,
-        dtype: dtype(cluster.model.dtype),
+        models: own.iter().map(served).collect(),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
         liveness: cluster.liveness,
@@ -133,7 +171,6 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         avoid_stragglers: cluster.avoid_stragglers,
         ready_when: cluster.ready_when,
         patience: scheduling::PLACEMENT_PATIENCE,
-        speeds: calibration::find(cluster, &model.name).ok(),
         sessions: cluster.sessions,
         mixed_numerics: cluster.mixed_numerics,
     }
@@ -235,7 +272,7 @@ async fn run_host(
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
     tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.devices, cores, "starting");
-    let setup = device::DeviceSetup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
+    let setup = device::DeviceSetup { cluster: cluster.with_model_of(host), host: host.clone(), cores, parts, weights };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }

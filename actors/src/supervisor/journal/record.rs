@@ -1,6 +1,6 @@
 //! What the journal keeps of each thing, and how it is read back. Reads and writes no file.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -13,7 +13,7 @@ use crate::{
             context::{Context, ContextOwner, Placed, ShardLocation},
             hosts::{HostRecord, KeptHost, host_report::Address},
             job::{Job, JobFacts, JobProgress, PhaseTimes, Question, Restored},
-            model::ModelMark,
+            model::{ClusterModels, ModelMark},
             numbers::Origin,
             prepared::PreparedContext,
             sessions::Session,
@@ -32,9 +32,12 @@ pub struct ClusterEntry {
     pub cluster: u64,
     pub secret: Secret,
     pub last_number: u64,
-    /// The model that all of it is of.
+    /// The model that all of it is of which names none.
     #[serde(default)]
     pub model: Option<ModelMark>,
+    /// The models that the rest of it is of, by their labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<String, ModelMark>,
 }
 
 /// What of a context never changes.
@@ -94,11 +97,12 @@ pub struct AnswerEntry {
     pub finish_reason: Option<FinishReason>,
 }
 
-/// What was drawn once for this journal, the last number given away, and the model.
-pub fn cluster(origin: &Origin, last_number: u64, model: &ModelMark) -> Change {
+/// What was drawn once for this journal, the last number given away, and the models.
+pub fn cluster(origin: &Origin, last_number: u64, models: &ClusterModels) -> Change {
     let Origin { cluster, secret } = origin.clone();
-    let model = Some(model.clone());
-    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, secret, last_number, model })
+    let mut models = models.marks();
+    let model = models.remove("");
+    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, secret, last_number, model, models })
 }
 
 /// A host.

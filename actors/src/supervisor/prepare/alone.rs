@@ -28,7 +28,7 @@ impl ModelFront {
         let scored = ids.split_off(1);
         let dense = MethodConfig::Dense(Default::default());
         let mut context = self.plan((&ids, &[]), (Reuse::None, (None, &dense, true)), hosts)?;
-        context.placement = request.placement;
+        context.placement = self.placed(request.placement);
         context.key = request.labels.get(bounds::KEY).cloned();
         let told = request.logprobs.or((!scored.is_empty()).then_some(0));
         let plain = choice(limits.max_tokens, (&request.sampling, request.stop), (request.ignore_eos, told));

@@ -27,7 +27,7 @@ use crate::{
     messages::{TokenChoice, TokenShaping},
     payload::{MOST_PIECES, PIECE_BYTES},
     supervisor::{
-        config::ContextHosts,
+        config::{ContextHosts, MODEL_LABEL},
         tables::{
             job::{PreparedJob, Question, Source},
             prepared::{KV_BLOCK, PreparedContext, asked_session::AskedSession, refresh_choice::RefreshChoice},
@@ -37,8 +37,12 @@ use crate::{
 
 /// The parts of a model that the supervisor needs: no weights.
 pub struct ModelFront {
-    /// Model name.
+    /// What requests call it.
     pub name: String,
+    /// What its hosts and contexts are labelled with: its name in the cluster file, or nothing where it has none there.
+    pub label: String,
+    /// Its checkpoint's own name.
+    pub checkpoint: String,
     /// Shape and limits.
     pub config: ModelConfig,
     /// What tells its configuration and tokenizer from others.
@@ -71,6 +75,8 @@ impl ModelFront {
         tokenizer.check_ids(&config)?;
         Ok(Self {
             name: checkpoint.name().to_string(),
+            label: String::new(),
+            checkpoint: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
             bound: match config.limiting_key() {
                 "sliding_window" if max_context_tokens.is_none_or(|limit| limit >= own) => ", by its sliding_window",
@@ -84,6 +90,14 @@ impl ModelFront {
             tokenizer,
             heads: BTreeSet::new(),
         })
+    }
+
+    /// Under the name that the cluster file has for it, if it has one.
+    pub fn named(self, name: Option<&str>) -> Self {
+        match name {
+            Some(name) => Self { name: name.to_owned(), label: name.to_owned(), ..self },
+            None => self,
+        }
     }
 
     /// With retaining heads that requests may name. Reads their files once, so that hosts find them as they must be.
@@ -169,7 +183,7 @@ impl ModelFront {
                 let most = (context.len(), query.len(), limits.max_tokens);
                 self.check_length(most)?;
                 let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
-                prepared.placement = request.placement;
+                prepared.placement = self.placed(request.placement);
                 prepared.key = request.labels.get(bounds::KEY).cloned();
                 prepared.template_date = template.filter(|_| is_rendered);
                 // Its context has no number yet.
@@ -220,8 +234,18 @@ impl ModelFront {
         (prepared.chat_template, prepared.query_separator) = (template, separator);
         prepared.template_date = (template && self.template.is_chat()).then_some(date);
         prepared.text = text.map(Box::new);
-        prepared.placement = request.placement;
+        prepared.placement = self.placed(request.placement);
         Ok(prepared.identified())
+    }
+}
+
+impl ModelFront {
+    /// Where contexts of this model may go of what a request allows.
+    fn placed(&self, mut policy: PlacementPolicy) -> PlacementPolicy {
+        policy.labels.remove(MODEL_LABEL);
+        let own = (!self.label.is_empty()).then(|| (MODEL_LABEL.to_owned(), self.label.clone()));
+        policy.labels.extend(own);
+        policy
     }
 }
 

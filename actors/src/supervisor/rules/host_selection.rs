@@ -47,7 +47,7 @@ pub enum Choice {
     Host(usize),
     /// Hosts that compute what its tokens were computed with have all they take, or there are none.
     NoEqual { up: bool },
-    /// The one that it names takes none, which others need not wait for.
+    /// The one that it names takes none, or those of its model do, which others need not wait for.
     NotNow,
     /// Nobody generates, or all have all they take.
     Nobody,
@@ -93,7 +93,7 @@ impl<'a> HostSelection<'a> {
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
     pub fn check_room(&self, prepared: &PreparedContext, reused: &BTreeSet<usize>) -> Result<(), JobError> {
-        let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
+        let candidates = self.candidates(prepared.model(), |load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
         let (demands, policy) = (demands(prepared, reused, &blocks), &prepared.placement);
         let placed = match self.config.mixed_numerics {
@@ -103,8 +103,13 @@ impl<'a> HostSelection<'a> {
         placed.map(drop).map_err(JobError::Placement)
     }
 
-    /// Hosts that could take shards, beside what is `held` of what they have.
-    pub fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
+    /// Hosts of a model that could take shards, beside what is `held` of what they have.
+    pub fn candidates(
+        &self,
+        model: &str,
+        held: impl Fn(&Load) -> u64,
+        fit: impl Fn(usize) -> bool,
+    ) -> Vec<Candidate<'a>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
@@ -115,12 +120,13 @@ impl<'a> HostSelection<'a> {
             let (node, labels, numerics) = (record.spec.node.as_str(), &record.spec.labels, record.numerics.as_deref());
             Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })
         };
-        (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
+        let is_of = |host: &usize| self.hosts.at(*host).spec.model() == model;
+        (0..self.config.hosts.len()).filter(|host| is_of(host) && fit(*host)).filter_map(candidate).collect()
     }
 
     /// Hosts that could take shards now. Where nothing says how much one may hold, its device does.
-    fn with_room(&self, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
-        let mut candidates = self.candidates(|load| load.kv_bytes, fit);
+    fn with_room(&self, model: &str, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
+        let mut candidates = self.candidates(model, |load| load.kv_bytes, fit);
         if candidates.iter().any(|one| one.free_bytes.is_none() && self.hosts.at(one.host).reported.gpu.is_some()) {
             let devices = self.devices();
             for one in candidates.iter_mut().filter(|one| one.free_bytes.is_none()) {
@@ -180,7 +186,7 @@ impl<'a> HostSelection<'a> {
         let wanted = self.wanted(context, blocks);
         let takes = |host| self.hosts.at(host).takes_work() && fit(host);
         let demands = demands(&context.prepared, &context.reused, blocks);
-        let candidates = self.candidates(|load| load.kv_bytes, takes);
+        let candidates = self.candidates(context.prepared.model(), |load| load.kv_bytes, takes);
         let found = place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref());
         found.map(|hosts| of_one_host(context, hosts))
     }
@@ -193,7 +199,7 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.with_room(takes)).map(|hosts| of_one_host(context, hosts))
+            place(&self.with_room(context.prepared.model(), takes)).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -245,7 +251,7 @@ impl<'a> HostSelection<'a> {
             let record = self.hosts.at(host);
             record.takes_work() && record.numerics == *numerics && !context.avoid.contains(&host)
         };
-        let mut candidates = self.with_room(fit);
+        let mut candidates = self.with_room(prepared.model(), fit);
         for (block, host) in homes {
             let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
             let admitted = home.carries(&prepared.placement.labels);
@@ -274,9 +280,11 @@ impl<'a> HostSelection<'a> {
     /// Where a job is generated next.
     pub fn query_host(&self, number: u64) -> Choice {
         let Some(job) = self.jobs.get(number) else { return Choice::Nobody };
-        let named = self.contexts.get(job.context).and_then(|context| context.prepared.placement.query_host.as_ref());
+        let prepared = self.contexts.get(job.context).map(|context| &context.prepared);
+        let named = prepared.and_then(|prepared| prepared.placement.query_host.as_ref());
         let able = |host: &usize| {
             let record = self.hosts.at(*host);
+            prepared.is_none_or(|prepared| prepared.model() == record.spec.model()).then_some(())?;
             named.is_none_or(|named| *named == record.spec.name).then_some(())?;
             Some((record.rank(Role::Query, self.config.recovery).filter(|_| record.takes_work())?, *host))
         };
@@ -295,7 +303,10 @@ impl<'a> HostSelection<'a> {
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
-            None if named.is_some() => Choice::NotNow,
+            // Those of another model need not wait for it.
+            None if named.is_some() || prepared.is_some_and(|one| !self.config.is_only_model(one.model())) => {
+                Choice::NotNow
+            }
             None => Choice::Nobody,
         }
     }

@@ -15,7 +15,7 @@ use crate::{
             contexts::Contexts,
             hosts::HelloVerdict,
             jobs::{JobEdit, Jobs},
-            model::ClusterModel,
+            model::ClusterModels,
             numbers::Numbers,
         },
     },
@@ -26,7 +26,7 @@ use crate::{
 pub struct Joining<'a> {
     pub loss: HostLoss<'a>,
     pub numbers: &'a Numbers,
-    pub model: &'a ClusterModel,
+    pub models: &'a ClusterModels,
 }
 
 impl Joining<'_> {
@@ -99,7 +99,7 @@ impl Joining<'_> {
         self.loss.out.push(SupervisorCommand::Persist(record::cluster(
             &self.numbers.origin,
             self.numbers.last,
-            &self.model.mark(),
+            self.models,
         )));
         let told_to_end = !fresh && record.kept.ordered_to_end;
         self.loss.out.push(reply(welcome(incarnation)));

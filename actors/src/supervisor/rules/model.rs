@@ -1,4 +1,4 @@
-//! Whether a host loaded the cluster's model, and what becomes of what the journal has of another one. Hashes nothing.
+//! Whether a host loaded the cluster's model of its name, and what becomes of what the journal has of another one. Hashes nothing.
 
 use asterism_models::WeightsDigest;
 
@@ -10,10 +10,11 @@ use crate::{
     metric::Observation,
     supervisor::{
         command::SupervisorCommand,
+        config::ServedModel,
         journal::record,
         rules::{host_selection::check_numerics, recovery::HostLoss},
         tables::{
-            model::{ClusterModel, LoadedHost},
+            model::{ClusterModels, LoadedHost},
             numbers::Numbers,
         },
     },
@@ -22,7 +23,7 @@ use crate::{
 /// Compares models with the cluster's.
 pub struct ModelCheck<'a> {
     pub loss: HostLoss<'a>,
-    pub model: &'a mut ClusterModel,
+    pub models: &'a mut ClusterModels,
     pub numbers: &'a Numbers,
 }
 
@@ -38,11 +39,13 @@ impl ModelCheck<'_> {
 
     fn admit_ready(&mut self, candidate: LoadedHost) {
         let host = candidate.host;
-        match self.model.judge(&candidate.digest) {
+        let record = self.loss.hosts.at(host);
+        let Some(model) = self.models.of_mut(record.spec.model()) else { return };
+        match model.judge(&candidate.digest) {
             None => {
-                let connection = self.loss.hosts.at(host).connection;
-                self.model.waiting.retain(|(other, _)| Some(*other) != connection);
-                self.model.waiting.extend(connection.map(|connection| (connection, candidate)));
+                let connection = record.connection;
+                model.waiting.retain(|(other, _)| Some(*other) != connection);
+                model.waiting.extend(connection.map(|connection| (connection, candidate)));
             }
             Some(Err(difference)) => self.refuse_model(host, difference),
             Some(Ok(())) => {
@@ -85,43 +88,72 @@ impl ModelCheck<'_> {
         self.loss.out.extend(lost.into_iter().filter(|command| !closes(command)));
     }
 
-    /// The digest of the supervisor's own weights is there, or why it cannot be had.
-    pub fn on_weights(&mut self, weights: Result<WeightsDigest, String>) {
-        self.model.weights = Some(weights);
-        self.settle_model();
-        for (connection, candidate) in std::mem::take(&mut self.model.waiting) {
+    /// The digest of the supervisor's own weights of a model is there, or why it cannot be had.
+    pub fn on_weights(&mut self, label: &str, weights: Result<WeightsDigest, String>) {
+        let Some(model) = self.models.of_mut(label) else { return };
+        model.weights = Some(weights);
+        let waiting = std::mem::take(&mut model.waiting);
+        self.settle(label);
+        for (connection, candidate) in waiting {
             if self.loss.hosts.by_connection(connection) == Some(candidate.host) {
                 self.admit_ready(candidate);
             }
         }
     }
 
-    /// Has the journal be of this model: what it has of another comes to nothing.
-    pub fn settle_model(&mut self) {
-        let mut mark = self.model.own();
-        let kept = self.model.kept.take();
-        match &kept {
-            Some(kept) if kept.is_compatible_with(&mark) => mark.weights = mark.weights.or(kept.weights.clone()),
-            _ => self.fail_earlier(),
+    /// Models come, maybe in the place of one of their name that went: what that had comes to nothing.
+    pub fn take_in(&mut self, models: &[ServedModel]) {
+        for model in models {
+            if self.models.of(&model.label).is_some() {
+                self.fail_earlier(&model.label, u64::MAX);
+            }
+            self.models.put(model);
         }
-        if kept.as_ref() != Some(&mark) {
-            self.loss.out.push(SupervisorCommand::Persist(record::cluster(
-                &self.numbers.origin,
-                self.numbers.last,
-                &mark,
-            )));
-        }
-        self.model.kept = Some(mark);
     }
 
-    fn fail_earlier(&mut self) {
-        let (model, earlier) = (&self.loss.config.model, self.model.earlier);
+    /// Has the journal be of the cluster's models: what it has of others comes to nothing.
+    pub fn settle_all(&mut self) {
+        let labels = self.models.labels();
+        labels.iter().for_each(|label| self.settle(label));
+        let unknown = |number: &u64| !labels.iter().any(|label| label == self.loss.contexts[*number].prepared.model());
+        for number in self.loss.contexts.numbers().into_iter().filter(unknown).collect::<Vec<_>>() {
+            let name = match self.loss.contexts[number].prepared.model() {
+                "" => "the one without a name".to_owned(),
+                name => name.to_owned(),
+            };
+            let message = format!(
+                "it was accepted for a model that the cluster has no more: {name}. Send it again, to a model that GET /v1/models lists"
+            );
+            self.loss.teardown().fail_context(number, codes::MODEL_CHANGED, message);
+        }
+    }
+
+    fn settle(&mut self, label: &str) {
+        let Some(model) = self.models.of_mut(label) else { return };
+        let (mut mark, kept, earlier) = (model.own(), model.kept.take(), model.earlier);
+        let is_same = kept.as_ref().is_some_and(|kept| kept.is_compatible_with(&mark));
+        if let Some(kept) = kept.as_ref().filter(|_| is_same) {
+            mark.weights = mark.weights.or(kept.weights.clone());
+        }
+        let is_new = kept.as_ref() != Some(&mark);
+        model.kept = Some(mark);
+        if !is_same {
+            self.fail_earlier(label, earlier);
+        }
+        if is_new {
+            let stated = record::cluster(&self.numbers.origin, self.numbers.last, self.models);
+            self.loss.out.push(SupervisorCommand::Persist(stated));
+        }
+    }
+
+    fn fail_earlier(&mut self, label: &str, earlier: u64) {
+        let model = self.loss.config.model(label).map_or(label, |model| &model.name);
         let message = format!(
             "it was accepted when {model} had another configuration, tokenizer or other weights than the cluster has now, and its tokens \
              are of that model. Send it again"
         );
-        let contexts: Vec<u64> = self.loss.contexts.numbers().into_iter().filter(|number| *number <= earlier).collect();
-        for number in contexts {
+        let is_earlier = |number: &u64| *number <= earlier && self.loss.contexts[*number].prepared.model() == label;
+        for number in self.loss.contexts.numbers().into_iter().filter(is_earlier).collect::<Vec<_>>() {
             self.loss.teardown().fail_context(number, codes::MODEL_CHANGED, message.clone());
         }
     }

@@ -386,6 +386,7 @@ impl HostLoss<'_> {
         let Some(context) = self.contexts.get(context) else { return false };
         let able =
             self.hosts.that(|record| record.takes_work() && record.rank(Role::Context, self.config.recovery).is_some());
-        able.into_iter().any(|other| other != host && !context.avoid.contains(&other))
+        let is_of = |other: usize| self.hosts.at(other).spec.model() == context.prepared.model();
+        able.into_iter().any(|other| other != host && is_of(other) && !context.avoid.contains(&other))
     }
 }

@@ -55,6 +55,7 @@ impl EncodeScheduler<'_> {
     /// Begins a context whose turn it is. Whether the next may have its turn.
     fn begin(&mut self, number: u64) -> bool {
         let context = &self.loss.contexts[number];
+        let is_only_model = self.loss.config.is_only_model(context.prepared.model());
         match self.loss.selection().find_homes(self.lately, context) {
             Ok(hosts) => {
                 let held_lately = self.lately.were_all(&context.prepared.identities, &hosts);
@@ -65,10 +66,14 @@ impl EncodeScheduler<'_> {
             }
             Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
                 self.unassigned_since(number);
-                return false;
+                if is_only_model {
+                    return false;
+                }
+                // Those of another model need not wait for its hosts.
+                self.loss.contexts.get_mut(number).expect("it was there").set_aside(true);
             }
             Err(refusal) => {
-                let nobody = matches!(refusal, PlacementRefusal::NoHost { .. });
+                let nobody = matches!(refusal, PlacementRefusal::NoHost { .. }) && is_only_model;
                 if self.give_up_placing(number, &refusal) {
                     return true;
                 }
@@ -90,7 +95,7 @@ impl EncodeScheduler<'_> {
                 let context = &self.loss.contexts[number];
                 let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
                 match self.loss.selection().find_hosts(context, &blocks) {
-                    Err(refusal @ PlacementRefusal::NoSuchLabels { .. }) => {
+                    Err(refusal @ (PlacementRefusal::NoSuchLabels { .. } | PlacementRefusal::NoHost { .. })) => {
                         if !self.give_up_placing(number, &refusal) {
                             break;
                         }

@@ -1,5 +1,7 @@
 //! Which query host generates which job, and when. What it is then told is `rules/orders.rs`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::{
     api::{JobEvent, JobPhase, Role},
     cluster_event::ClusterEventKind,
@@ -38,7 +40,10 @@ impl GenerateScheduler<'_> {
                         self.give_up_unequal(number);
                     }
                 }
-                Choice::NotNow => drop(passed.insert(key, place)),
+                Choice::NotNow => {
+                    passed.insert(key, place);
+                    self.give_up_without_model(number);
+                }
                 Choice::Nobody => return self.give_up_unassigned(),
             }
         }
@@ -66,21 +71,40 @@ impl GenerateScheduler<'_> {
         }
     }
 
-    /// Notes since when there is no query host at all, if there is none.
+    /// Notes since when models have no query host at all, of those that have none.
     fn note_query_hosts(&mut self) {
         let capable =
             |host: &HostRecord| host.rank(Role::Query, self.loss.config.recovery).is_some() && host.takes_work();
-        let any = self.loss.hosts.iter().any(capable);
-        match any {
-            true => self.loss.hosts.no_query_host_since = None,
-            false => drop(self.loss.hosts.no_query_host_since.get_or_insert(self.loss.now)),
+        let mut without = BTreeMap::new();
+        for model in self.loss.hosts.iter().map(|host| host.spec.model()).collect::<BTreeSet<_>>() {
+            if !self.loss.hosts.iter().any(|host| host.spec.model() == model && capable(host)) {
+                let since = self.loss.hosts.no_query_host_since.get(model).copied();
+                without.insert(model.to_owned(), since.unwrap_or(self.loss.now));
+            }
+        }
+        self.loss.hosts.no_query_host_since = without;
+    }
+
+    /// Fails a job whose model has had no query host for too long.
+    fn give_up_without_model(&mut self, number: u64) {
+        let patience = self.loss.config.patience;
+        let Some(job) = self.loss.jobs.get(number) else { return };
+        let Some(model) = self.loss.contexts.get(job.context).map(|context| context.prepared.model()) else { return };
+        let is_only = self.loss.config.is_only_model(model);
+        let Some(gone) = self.loss.hosts.no_query_host_since.get(model).filter(|_| !is_only) else { return };
+        let since = job.ready_since.map_or(*gone, |ready| ready.max(*gone));
+        if self.loss.now.saturating_sub(since) > patience {
+            let (model, waited) = (&job.facts.model, patience.as_secs_f64());
+            let message = format!("no query host of model {model} is alive, and none came within {waited:.0} s");
+            self.loss.teardown().fail(number, "host_lost", message);
         }
     }
 
     /// Fails jobs that have waited too long for there to be a query host.
     fn give_up_unassigned(&mut self) {
         let patience = self.loss.config.patience;
-        let Some(gone) = self.loss.hosts.no_query_host_since else { return };
+        let model = &self.loss.config.first_model().label;
+        let Some(gone) = self.loss.hosts.no_query_host_since.get(model).copied() else { return };
         while let Some((ready, number)) = self.loss.jobs.longest_unassigned() {
             if self.loss.now.saturating_sub(gone.max(ready)) <= patience {
                 return;

@@ -58,7 +58,7 @@ impl Waits<'_> {
         if context.is_placed() {
             let unassigned = context.unassigned();
             if !unassigned.is_empty() && context.unassigned_since.is_some() {
-                return Some(self.refusal(self.selection().find_hosts(context, &unassigned).err()?));
+                return Some(self.refusal(context, self.selection().find_hosts(context, &unassigned).err()?));
             }
             if !unassigned.is_empty() && self.hosts.expects_return(self.now, self.config.recovery) {
                 return self.awaited(|host, _| self.hosts.is_coming(host, self.now));
@@ -72,17 +72,19 @@ impl Waits<'_> {
         }
         let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
         if context.is_aside() {
-            return self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(refusal));
+            return self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(context, refusal));
         }
         let (before, running) = (self.contexts.before(context.number), running_contexts(self.contexts, self.jobs));
         if before > 0 || running >= self.config.max_running {
             return Some(Waiting::Turn { before, running });
         }
-        self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(refusal))
+        self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(context, refusal))
     }
 
     fn waits_for_query_host(&self, number: u64) -> Option<Waiting> {
-        let able = |host: &HostRecord| host.rank(Role::Query, self.config.recovery).is_some();
+        let model = self.contexts.get(self.jobs.get(number)?.context)?.prepared.model();
+        let able =
+            |host: &HostRecord| host.spec.model() == model && host.rank(Role::Query, self.config.recovery).is_some();
         if self.hosts.is_booting(self.now, self.config.patience)
             || !self.hosts.iter().any(|host| able(host) && host.takes_work())
         {
@@ -95,7 +97,7 @@ impl Waits<'_> {
         Some(Waiting::Turn { before: self.jobs.unassigned_before(number), running })
     }
 
-    fn refusal(&self, refusal: PlacementRefusal) -> Waiting {
+    fn refusal(&self, context: &Context, refusal: PlacementRefusal) -> Waiting {
         match refusal {
             PlacementRefusal::NotEnoughMemory { needed, free, .. } => Waiting::Memory {
                 hosts: free.iter().map(|(host, _)| self.hosts.name(*host).to_string()).collect(),
@@ -103,7 +105,10 @@ impl Waits<'_> {
                 free_bytes: free.iter().fold(0, |sum, (_, free)| sum.saturating_add(*free)),
             },
             other => {
-                let able = |host: &HostRecord| host.rank(Role::Context, self.config.recovery).is_some();
+                let model = context.prepared.model();
+                let able = |host: &HostRecord| {
+                    host.spec.model() == model && host.rank(Role::Context, self.config.recovery).is_some()
+                };
                 let cause = other.to_string();
                 self.awaited(|host, _| able(host) && !host.takes_work()).unwrap_or(Waiting::Placement { cause })
             }

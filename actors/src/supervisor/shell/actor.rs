@@ -1,6 +1,7 @@
 //! The supervisor as the rest of the process talks to it: requests in, answers and events out. Decides nothing.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
@@ -66,41 +67,57 @@ fn holder(request: &JobRequest) -> Holder {
 #[derive(Clone)]
 pub struct Supervisor {
     actor: ActorRef<SupervisorMessage>,
-    model: Arc<ModelFront>,
+    served: Arc<RwLock<Served>>,
     method: MethodConfig,
-    context_hosts: Arc<RwLock<ContextHosts>>,
     writing: Arc<AtomicBool>,
     preparing: SharedCapacity,
     watchdog: Arc<Watchdog>,
     admission_gate: AdmissionGate,
 }
 
+/// The models that requests may name, the first of which is that of those that name none.
+struct Served {
+    models: Vec<Arc<ModelFront>>,
+    /// What jobs of each are planned for, by its label.
+    hosts: BTreeMap<String, ContextHosts>,
+}
+
+/// A model, and what jobs of it are planned for.
+type Front = (Arc<ModelFront>, ContextHosts);
+
+impl Served {
+    /// The model of a label.
+    fn of(&self, label: &str) -> Option<Front> {
+        let model = self.models.iter().find(|model| model.label == label)?;
+        Some((model.clone(), *self.hosts.get(label)?))
+    }
+
+    fn named(&self, name: Option<&str>) -> Option<&Arc<ModelFront>> {
+        match name {
+            Some(name) => self.models.iter().find(|model| model.name == name),
+            None => self.models.first(),
+        }
+    }
+}
+
 impl Supervisor {
-    /// Starts a supervisor that listens on `transport`, with the jobs and sessions that `store` has.
+    /// Starts a supervisor that listens on `transport`, with the jobs and sessions that `store` has. `models` are those of the
+    /// configuration, in its order.
     pub async fn start(
         config: SupervisorConfig,
-        model: Arc<ModelFront>,
+        models: Vec<Arc<ModelFront>>,
         transport: Arc<dyn Transport>,
         store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let method = config.method.clone();
         let shell = SupervisorShell::restore(config, transport, store)?;
-        let context_hosts = Arc::new(RwLock::new(shell.state().context_hosts()));
+        let served = Arc::new(RwLock::new(Served { models, hosts: shell.state().context_hosts() }));
         let (writing, watchdog) = (shell.writing(), shell.watchdog());
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
         let preparing = SharedCapacity::new(PREPARED_AT_ONCE);
-        Ok(Self {
-            actor,
-            model,
-            method,
-            context_hosts,
-            writing,
-            preparing,
-            watchdog,
-            admission_gate: AdmissionGate::default(),
-        })
+        Ok(Self { actor, served, method, writing, preparing, watchdog, admission_gate: AdmissionGate::default() })
     }
 
     /// Whether it waits for the disk of its journal right now, and answers when that is done.
@@ -119,24 +136,54 @@ impl Supervisor {
         let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Starved));
     }
 
-    /// From now on the cluster is configured like this, and its hosts and nodes do what `settings` say.
+    /// From now on the cluster is configured like this, with these models in its order, and its hosts and nodes do what `settings` say.
     ///
     /// # Errors
     /// When the supervisor is shutting down, or busy.
-    pub async fn reconfigure(&self, config: SupervisorConfig, settings: Settings) -> Result<(), JobError> {
+    pub async fn reconfigure(
+        &self,
+        (config, models): (SupervisorConfig, Vec<Arc<ModelFront>>),
+        settings: Settings,
+    ) -> Result<(), JobError> {
         let hosts = self.ask(move |shell| shell.reconfigure(config, settings)).await?;
-        *self.context_hosts.write().unwrap_or_else(PoisonError::into_inner) = hosts;
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = Served { models, hosts };
         Ok(())
     }
 
-    /// What jobs are planned for now.
-    fn context_hosts(&self) -> ContextHosts {
-        *self.context_hosts.read().unwrap_or_else(PoisonError::into_inner)
+    /// The model of this name, or the first, and what jobs of it are planned for now.
+    fn front(&self, name: Option<&str>) -> Result<Front, JobError> {
+        let model = self.model_named(name)?;
+        let hosts = self.served.read().unwrap_or_else(PoisonError::into_inner).hosts.get(&model.label).copied();
+        hosts.map(|hosts| (model, hosts)).ok_or(JobError::Busy)
     }
 
-    /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
-    pub fn weights_are(&self, weights: Result<WeightsDigest, String>) {
-        let _ = self.actor.cast(SupervisorMessage::Event(SupervisorEvent::Weights(weights)));
+    /// The model of a session, which is the one that a request names if it names one.
+    fn front_of(&self, session: &AskedSession, asked: Option<&str>) -> Result<Front, JobError> {
+        let front = self.served.read().unwrap_or_else(PoisonError::into_inner).of(session.model());
+        let Some(front) = front else { return Err(self.no_model(session.model())) };
+        match asked.filter(|asked| *asked != front.0.name) {
+            Some(asked) => Err(JobError::Invalid {
+                param: "model",
+                message: format!(
+                    "the session was encoded by model '{}', and '{}' is asked for; leave model out, or ask a session of that",
+                    front.0.name,
+                    bounds::shown(asked)
+                ),
+            }),
+            None => Ok(front),
+        }
+    }
+
+    fn no_model(&self, asked: &str) -> JobError {
+        let known = self.models().iter().map(|model| format!("'{}'", model.name)).collect();
+        JobError::NoModel { asked: bounds::shown(asked), known }
+    }
+
+    /// Says what the weights of the supervisor's own model of a label hash to, or why that cannot be told. No host of it is ready
+    /// before it is.
+    pub fn weights_are(&self, model: &str, weights: Result<WeightsDigest, String>) {
+        let event = SupervisorEvent::Weights { model: model.to_owned(), weights };
+        let _ = self.actor.cast(SupervisorMessage::Event(event));
     }
 
     /// Whether its actor is gone.
@@ -149,9 +196,23 @@ impl Supervisor {
         &self.admission_gate
     }
 
-    /// The model as the supervisor knows it.
-    pub fn model(&self) -> &Arc<ModelFront> {
-        &self.model
+    /// The model of requests that name none, as the supervisor knows it.
+    pub fn model(&self) -> Arc<ModelFront> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).models[0].clone()
+    }
+
+    /// All models, in the order of the cluster file.
+    pub fn models(&self) -> Vec<Arc<ModelFront>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).models.clone()
+    }
+
+    /// The model of a name, or the first.
+    ///
+    /// # Errors
+    /// [`JobError::NoModel`] with those there are.
+    pub fn model_named(&self, name: Option<&str>) -> Result<Arc<ModelFront>, JobError> {
+        let found = self.served.read().unwrap_or_else(PoisonError::into_inner).named(name).cloned();
+        found.ok_or_else(|| self.no_model(name.unwrap_or_default()))
     }
 
     /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
@@ -227,7 +288,12 @@ impl Supervisor {
         (id, fingerprint): (String, Option<Fingerprint>),
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
+        let asked = request.model.as_deref();
+        let (model, hosts) = match &session {
+            Some(session) => self.front_of(session, asked)?,
+            None => self.front(asked)?,
+        };
+        let method = self.method.clone();
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let (key, request) = (holder(&request), JobRequest { template_date, ..request });
         let prepared = self.prepared(&key, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
@@ -303,7 +369,7 @@ impl Supervisor {
     /// Encodes a context to be asked many times.
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
         self.admission_gate.check()?;
-        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts());
+        let ((model, hosts), method) = (self.front(request.model.as_deref())?, self.method.clone());
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
@@ -342,7 +408,7 @@ impl Supervisor {
         let grown = name.clone();
         let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
         let (session, asked) = found?;
-        let (model, hosts, base) = (self.model.clone(), self.context_hosts(), session.context);
+        let ((model, hosts), base) = (self.front_of(&session, None)?, session.context);
         let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
         let changes = vec![Subject::Session(name.clone()), Subject::Room];
         let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };

@@ -15,8 +15,8 @@ use crate::{
 pub fn record_config(config: &SupervisorConfig) {
     let labels = [
         ("cluster", config.cluster.clone()),
-        ("model", config.model.clone()),
-        ("dtype", format!("{:?}", config.dtype).to_lowercase()),
+        ("model", config.first_model().name.clone()),
+        ("dtype", format!("{:?}", config.first_model().dtype).to_lowercase()),
         ("method", config.method.name().to_string()),
         ("recovery", format!("{:?}", config.recovery).to_lowercase()),
     ];

@@ -207,7 +207,10 @@ impl SupervisorShell {
     fn handle(&mut self, message: SupervisorMessage) {
         match message {
             SupervisorMessage::Connected { connection, link, outbox } => {
+                let protocol = link.version();
                 self.connections.insert(connection, (link, outbox));
+                // It asks for nothing to be done.
+                self.state.handle(self.now(), SupervisorEvent::Connected { connection, protocol });
             }
             SupervisorMessage::Event(SupervisorEvent::Message {
                 connection,
@@ -237,7 +240,7 @@ impl SupervisorShell {
     }
 
     /// From now on the cluster is configured like this, and hosts and nodes do what `settings` say. Returns what jobs are planned for then.
-    pub fn reconfigure(&mut self, config: SupervisorConfig, settings: Settings) -> ContextHosts {
+    pub fn reconfigure(&mut self, config: SupervisorConfig, settings: Settings) -> BTreeMap<String, ContextHosts> {
         let commands = self.state.reconfigure(self.now(), config);
         let acts = self.journal.follow(commands);
         self.perform(acts);

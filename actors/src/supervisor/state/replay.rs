@@ -41,9 +41,10 @@ impl SupervisorState {
         for entry in entries {
             match entry.table {
                 Table::Cluster => {
-                    let ClusterEntry { cluster, secret, last_number, model } = read(entry)?;
+                    let ClusterEntry { cluster, secret, last_number, model, models } = read(entry)?;
                     state.numbers = Numbers { origin: Origin { cluster, secret }, last: last_number };
-                    state.model.restore(model, last_number);
+                    let unnamed = model.map(|model| (String::new(), model));
+                    state.models.restore(models.into_iter().chain(unnamed).collect(), last_number);
                 }
                 Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
                 Table::Contexts => match entry.key.split_once('/') {
@@ -94,7 +95,7 @@ impl SupervisorState {
         let (number, part) = key.split_once('/').unwrap_or((key, ""));
         let number = number.parse().unwrap_or_default();
         let is = match table {
-            Table::Cluster => Some(record::cluster(&self.numbers.origin, self.numbers.last, &self.model.mark())),
+            Table::Cluster => Some(record::cluster(&self.numbers.origin, self.numbers.last, &self.models)),
             Table::Hosts => self.hosts.by_name(key).map(|at| record::host(self.hosts.at(at))),
             Table::Contexts => self.contexts.get(number).and_then(|context| match part {
                 PLACES => record::places(context, &self.hosts.addresses()),

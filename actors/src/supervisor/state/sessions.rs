@@ -62,6 +62,9 @@ impl SupervisorState {
         SessionStatus {
             name: session.name.clone(),
             state,
+            model: context
+                .and_then(|context| self.config.model(context.prepared.model()))
+                .map_or(String::new(), |model| model.name.clone()),
             method: context.map_or(String::new(), |context| context.plan().method.name.clone()),
             context_tokens: context.map_or(0, |context| context.plan().context_tokens),
             cached_tokens: context.map_or(0, |context| context.cached_tokens()),

@@ -1,14 +1,14 @@
 //! What clients see of the state: jobs, hosts, the cluster. Changes nothing but who is told.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::SupervisorState;
 use crate::{
-    api::{ClusterStatus, HostHealth, HostStatus, JobState, JobStatus, Role, SessionState, Waiting},
+    api::{ClusterStatus, HostHealth, HostStatus, JobState, JobStatus, ModelStatus, Role, SessionState, Waiting},
     error::JobError,
     messages::LinkPeer,
     supervisor::{
-        config::{ContextHosts, ReadyWhen},
+        config::{ContextHosts, ReadyWhen, ServedModel},
         tables::{contexts::SessionContexts, hosts::HostRecord},
     },
 };
@@ -42,9 +42,10 @@ impl SupervisorState {
         self.hosts.is_node(connection)
     }
 
-    /// What jobs are planned for: the context hosts that were not removed.
-    pub fn context_hosts(&self) -> ContextHosts {
-        self.config.context_hosts_of(self.hosts.wanted().map(|record| &record.spec))
+    /// What jobs of each model are planned for, by its label: the context hosts that were not removed.
+    pub fn context_hosts(&self) -> BTreeMap<String, ContextHosts> {
+        let of = |model| self.config.context_hosts_of(model, self.hosts.wanted().map(|record| &record.spec));
+        self.config.models.iter().map(|model| (model.label.clone(), of(model))).collect()
     }
 
     /// A job's number by its id.
@@ -127,12 +128,13 @@ impl SupervisorState {
             self_test: None,
             stored: None,
             name: self.config.cluster.clone(),
-            model: self.config.model.clone(),
-            model_digest: self.model.id().map(|id| id.to_string()),
+            model: self.config.first_model().name.clone(),
+            model_digest: self.digest_of(&self.config.first_model().label),
+            models: self.models(),
             method: self.config.method.name().to_string(),
             version: version.to_string(),
             ready: self.hosts.wanted().all(|host| host.health == HostHealth::Ready),
-            answers: self.answers(),
+            answers: self.answers(&self.config.first_model().label),
             removed: self.hosts.iter().filter(|host| host.is_removed()).map(|host| host.spec.name.clone()).collect(),
             hosts: (0..self.config.hosts.len())
                 .filter(|host| !self.hosts.at(*host).is_removed())
@@ -143,18 +145,35 @@ impl SupervisorState {
         }
     }
 
-    /// Whether a job would be planned and answered now.
-    fn answers(&self) -> bool {
+    fn digest_of(&self, label: &str) -> Option<String> {
+        Some(self.models.of(label)?.id()?.to_string())
+    }
+
+    /// Every model where there are several.
+    fn models(&self) -> Vec<ModelStatus> {
+        if self.config.models.len() == 1 {
+            return Vec::new();
+        }
+        let status = |ServedModel { label, name, .. }: &ServedModel| ModelStatus {
+            name: name.clone(),
+            digest: self.digest_of(label),
+            answers: self.answers(label),
+        };
+        self.config.models.iter().map(status).collect()
+    }
+
+    /// Whether a job for a model would be planned and answered now.
+    fn answers(&self, model: &str) -> bool {
         let recovery = self.config.recovery;
-        let does = |role: Role| move |host: &&HostRecord| host.takes_work() && host.rank(role, recovery).is_some();
-        let (encode, generate) = (does(Role::Context), does(Role::Query));
-        let able = self.hosts.wanted().any(|host| encode(&host)) && self.hosts.wanted().any(|host| generate(&host));
+        let hosts = || self.hosts.wanted().filter(|host| host.spec.model() == model);
+        let does = |role: Role| move |host: &HostRecord| host.takes_work() && host.rank(role, recovery).is_some();
+        let able = hosts().any(does(Role::Context)) && hosts().any(does(Role::Query));
         able && match self.config.ready_when {
             ReadyWhen::Answers => true,
-            ReadyWhen::All => self.hosts.wanted().all(|host| host.health == HostHealth::Ready),
+            ReadyWhen::All => hosts().all(|host| host.health == HostHealth::Ready),
             ReadyWhen::Contexts(least) => {
                 let own = |host: &&HostRecord| host.rank(Role::Context, recovery) == Some(0) && host.takes_work();
-                self.hosts.wanted().filter(own).count() >= least
+                hosts().filter(own).count() >= least
             }
         }
     }
@@ -162,7 +181,8 @@ impl SupervisorState {
     /// One host for `status`.
     pub fn host_status(&self, now: Duration, host: usize) -> HostStatus {
         let status = self.hosts.at(host).status(now, self.contexts.load(host).shards);
-        HostStatus { absent: self.hosts.absence(now, host), ..status }
+        let (absent, protocol) = (self.hosts.absence(now, host), self.hosts.protocol_of(host));
+        HostStatus { absent, protocol, ..status }
     }
 
     /// One host by name.

@@ -187,6 +187,7 @@ impl HostRecord {
             restarts: self.kept.restarts,
             shards,
             device: self.spec.device.clone(),
+            model: self.spec.model().to_owned(),
             health: self.health,
             pid: self.hello.as_ref().map(|hello| hello.pid),
             address: self.hello.as_ref().and_then(|hello| Some(hello.endpoints.last()?.socket().to_owned())),
@@ -195,6 +196,8 @@ impl HostRecord {
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
             threads: self.reported.threads,
             numerics: self.numerics.clone(),
+            protocol: None,
+            build: self.numerics.as_deref().and_then(build_of).map(str::to_owned),
             clock_offset_s: self.reported.clock_offset_s,
             kv_bytes: self.kv_bytes,
             idle_kv_bytes: self.idle_bytes,
@@ -244,12 +247,19 @@ impl HostRecord {
     }
 }
 
+/// The build of what a host computes with: the last word of its numerics, before those of several devices.
+fn build_of(numerics: &str) -> Option<&str> {
+    numerics.split(" tensor parallel ").next()?.rsplit(' ').next()
+}
+
 /// Every configured host, and the connection of each node agent.
 #[derive(Debug)]
 pub struct Hosts {
     records: Vec<HostRecord>,
     by_name: BTreeMap<String, usize>,
     by_connection: BTreeMap<u64, usize>,
+    /// The version of the protocol that each connection settled on.
+    protocols: BTreeMap<u64, u16>,
     /// What each is started as, whatever role it has taken since.
     started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
@@ -260,8 +270,8 @@ pub struct Hosts {
     began: Duration,
     /// When hosts came last, or shards of contexts were dealt out.
     pub dealt_at: Duration,
-    /// Since when there is no query host at all, if there is none.
-    pub no_query_host_since: Option<Duration>,
+    /// Since when there is no query host at all, by the labels of the models of which there is none.
+    pub no_query_host_since: BTreeMap<String, Duration>,
     /// What query hosts said of others' answers.
     pub accusations: AccusationRecord,
 }
@@ -272,8 +282,9 @@ impl Hosts {
         let records = specs.iter().map(|spec| HostRecord::new(spec.clone(), now)).collect();
         let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
-        let (by_connection, nodes) = Default::default();
+        let (by_connection, nodes, protocols) = Default::default();
         Self {
+            protocols,
             records,
             by_name,
             by_connection,
@@ -282,7 +293,7 @@ impl Hosts {
             judge: LivenessJudge::default(),
             began: now,
             dealt_at: now,
-            no_query_host_since: None,
+            no_query_host_since: BTreeMap::new(),
             accusations: AccusationRecord::default(),
         }
     }
@@ -490,8 +501,19 @@ impl Hosts {
         self.records.iter().filter(fenced).map(|host| (host.spec.name.clone(), host.kept.start)).collect()
     }
 
-    /// A node agent's connection ended.
-    pub fn node_gone(&mut self, connection: u64) {
+    /// A host or node speaks this version of the protocol on a connection.
+    pub fn speaks(&mut self, connection: u64, protocol: u16) {
+        self.protocols.insert(connection, protocol);
+    }
+
+    /// The version of the protocol that a host speaks, while it is connected.
+    pub fn protocol_of(&self, host: usize) -> Option<u16> {
+        self.protocols.get(&self.records[host].connection?).copied()
+    }
+
+    /// A connection ended, which may be a node agent's.
+    pub fn connection_gone(&mut self, connection: u64) {
+        self.protocols.remove(&connection);
         self.nodes.retain(|_, (node, _)| *node != connection);
     }
 

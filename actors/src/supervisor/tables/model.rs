@@ -1,8 +1,12 @@
-//! The one model of a cluster: the supervisor's own, and the one that the journal was written under. Hashes nothing: weights
-//! are told when their digest is there, and until then no host is ready.
+//! The models of a cluster: the supervisor's own, and those that the journal was written under. Hashes nothing: weights
+//! are told when their digest is there, and until then no host of theirs is ready.
+
+use std::collections::BTreeMap;
 
 use asterism_models::{DigestId, FrontDigest, ModelDigest, WeightsDigest};
 use serde::{Deserialize, Serialize};
+
+use crate::supervisor::config::ServedModel;
 
 /// The model that a journal was written under.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +35,50 @@ pub struct LoadedHost {
     pub digest: ModelDigest,
 }
 
-/// The supervisor's model.
+/// The supervisor's models, by their labels. One that the configuration has no more is known still, for hosts that are on their way out.
+#[derive(Debug)]
+pub struct ClusterModels(BTreeMap<String, ClusterModel>);
+
+impl ClusterModels {
+    /// Of a journal that is empty.
+    pub fn new(models: &[ServedModel]) -> Self {
+        let mut known = Self(BTreeMap::new());
+        models.iter().for_each(|model| known.put(model));
+        known
+    }
+
+    /// Takes one in, in the place of one of its label that went.
+    pub fn put(&mut self, ServedModel { label, digest, weights, .. }: &ServedModel) {
+        self.0.insert(label.clone(), ClusterModel::new(digest.clone(), weights.clone()));
+    }
+
+    /// Of a journal that was written under `kept`, whose numbers go up to `earlier`.
+    pub fn restore(&mut self, mut kept: BTreeMap<String, ModelMark>, earlier: u64) {
+        self.0.iter_mut().for_each(|(label, model)| model.restore(kept.remove(label), earlier));
+    }
+
+    /// The model of a label.
+    pub fn of(&self, label: &str) -> Option<&ClusterModel> {
+        self.0.get(label)
+    }
+
+    /// The same, to change.
+    pub fn of_mut(&mut self, label: &str) -> Option<&mut ClusterModel> {
+        self.0.get_mut(label)
+    }
+
+    /// All labels.
+    pub fn labels(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+
+    /// What the journal has to say of each.
+    pub fn marks(&self) -> BTreeMap<String, ModelMark> {
+        self.0.iter().map(|(label, model)| (label.clone(), model.mark())).collect()
+    }
+}
+
+/// One of the supervisor's models.
 #[derive(Debug)]
 pub struct ClusterModel {
     front: FrontDigest,

@@ -14,7 +14,11 @@ use asterism_models::{QuerySeparator, ShardIdentity, TemplateDate, shard_identit
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{api::PlacementPolicy, messages::RefreshOrder, supervisor::tables::prepared::text::SessionText};
+use crate::{
+    api::PlacementPolicy,
+    messages::RefreshOrder,
+    supervisor::{config::model_of, tables::prepared::text::SessionText},
+};
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
 const SHARD_OVERHEAD_BYTES: u64 = 256;
@@ -72,6 +76,11 @@ pub struct PreparedContext {
 }
 
 impl PreparedContext {
+    /// The label of its model.
+    pub fn model(&self) -> &str {
+        model_of(&self.placement.labels)
+    }
+
     /// Whether a checksum is that of what a shard's pass is to read: as the plan has it, or alone.
     pub fn is_input(&self, block: usize, digest: u64) -> bool {
         let is = |shard: &Shard| shard.input(&*self.ids).is_ok_and(|input| shard.digest(&input) == digest);
@@ -86,7 +95,13 @@ impl PreparedContext {
 
     /// The same with its shards' identities, for the key that asks: once its ids and its key are known.
     pub fn identified(mut self) -> Self {
-        self.identities = shard_identities(&self.plan, &self.ids, self.key.as_deref()).into();
+        let of_model = match self.model() {
+            "" => None,
+            // The same tokens are other keys and values in another model.
+            model => Some(format!("{model}\0{}", self.key.as_deref().unwrap_or_default())),
+        };
+        let key = of_model.as_deref().or(self.key.as_deref());
+        self.identities = shard_identities(&self.plan, &self.ids, key).into();
         self
     }
 

@@ -35,7 +35,7 @@ fn a_host_that_is_configured_later_joins_and_jobs_are_planned_for_it() {
     let endpoints = vec![Endpoint::new("quic", "127.0.0.1:2")];
     let reason = refusal(&mut cluster, Hello { name: "c1".into(), start: 1, endpoints, ..Hello::default() });
     assert!(reason.contains("no host named c1"), "{reason}");
-    assert_eq!(cluster.state.context_hosts().count, 1);
+    assert_eq!(cluster.state.context_hosts()[""].count, 1);
     let mut more = config(2, 0);
     more.hosts[0].labels.insert("rack".into(), "a".into());
     more.max_queue = 9;
@@ -47,7 +47,7 @@ fn a_host_that_is_configured_later_joins_and_jobs_are_planned_for_it() {
     assert_eq!(cluster.state.hosts.at(0).spec.labels["rack"], "a");
     cluster.join(2, 1);
     assert_eq!([0, 1, 2].map(|host| cluster.health(host)), [HostHealth::Ready; 3]);
-    assert_eq!(cluster.state.context_hosts().count, 2);
+    assert_eq!(cluster.state.context_hosts()[""].count, 2);
 }
 
 #[test]
@@ -169,4 +169,21 @@ fn a_failure_that_a_host_makes_up_has_no_label_of_its_own() {
     let (mut cluster, job) = super::decoding();
     cluster.deliver(3, HostMessage::Failed { job, code: "x".repeat(60_000), message: "no".into() });
     assert_eq!(cluster.status(job).error.expect("it failed").code, "other");
+}
+
+#[test]
+fn each_host_says_which_version_it_speaks_and_what_build_it_is() {
+    let mut cluster = Cluster::starting(config(1, 0));
+    cluster.event(SupervisorEvent::Connected { connection: connection(0, 1), protocol: 3 });
+    cluster.hello(0, 1, 0, (&[], &[]));
+    let shown = |cluster: &Cluster| {
+        let host = cluster.state.host_named(seconds(cluster.now), "c0").expect("it is configured");
+        (host.protocol, host.build)
+    };
+    assert_eq!(shown(&cluster), (Some(3), None), "it has loaded nothing yet");
+    let numerics = "cpu avx2 f32 0a1b2c3d tensor parallel 2".into();
+    cluster.deliver(connection(0, 1), HostMessage::Ready { numerics, model: Box::default() });
+    assert_eq!(shown(&cluster), (Some(3), Some("0a1b2c3d".to_owned())));
+    cluster.event(SupervisorEvent::Disconnected { connection: connection(0, 1), cause: "reset".into() });
+    assert_eq!(shown(&cluster).0, None);
 }

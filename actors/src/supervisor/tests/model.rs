@@ -1,5 +1,7 @@
 //! Hosts and journals of another model than the supervisor's.
 
+mod named;
+
 use asterism_models::{FrontDigest, ModelDigest, WeightsDigest};
 
 use super::*;
@@ -12,9 +14,20 @@ fn front(theta: &str) -> FrontDigest {
     FrontDigest { configuration: vec![("rope_theta".into(), theta.into())], ..FrontDigest::default() }
 }
 
+/// The weights of the model without a name.
+fn known(weights: Result<WeightsDigest, String>) -> SupervisorEvent {
+    SupervisorEvent::Weights { model: String::new(), weights }
+}
+
 /// Of weights that are known, or not yet.
 fn model(known: Option<u8>) -> SupervisorConfig {
-    SupervisorConfig { digest: front("1"), weights: known.map(weights), ..config(2, 0) }
+    of_front("1", known)
+}
+
+fn of_front(theta: &str, known: Option<u8>) -> SupervisorConfig {
+    let mut config = config(2, 0);
+    (config.models[0].digest, config.models[0].weights) = (front(theta), known.map(weights));
+    config
 }
 
 impl Cluster {
@@ -86,7 +99,7 @@ fn nobody_is_ready_before_the_supervisor_knows_its_own_weights() {
     // One is gone before it is judged, and its next process has not said anything yet.
     cluster.event(SupervisorEvent::Disconnected { connection: connection(2, 1), cause: "gone".into() });
     cluster.hello(2, 2, 0, (&[], &[]));
-    cluster.event(SupervisorEvent::Weights(Ok(weights(2))));
+    cluster.event(known(Ok(weights(2))));
     let expected = [HostHealth::Ready, HostHealth::Dead, HostHealth::Loading];
     assert_eq!([0, 1, 2].map(|at| cluster.health(at)), expected);
     assert!(cluster.state.cluster_status(seconds(0.0), "").model_digest.is_some());
@@ -96,7 +109,7 @@ fn nobody_is_ready_before_the_supervisor_knows_its_own_weights() {
 fn a_supervisor_that_cannot_read_its_weights_admits_nobody() {
     let mut cluster = Cluster::starting(model(None));
     cluster.joins_with(0, "1", 2);
-    cluster.event(SupervisorEvent::Weights(Err("a damaged disk".into())));
+    cluster.event(known(Err("a damaged disk".into())));
     assert!(cluster.refusals()[0].1.contains("cannot read its own weights: a damaged disk"));
 }
 
@@ -110,7 +123,7 @@ fn what_a_journal_has_of_another_model_fails() {
         cluster.restart_with(changed);
         if let Some(byte) = late {
             assert_eq!(cluster.failure(job), None, "nobody knows yet");
-            cluster.event(SupervisorEvent::Weights(Ok(weights(byte))));
+            cluster.event(known(Ok(weights(byte))));
         }
         assert_eq!(cluster.failure(job).as_deref(), Some("model_changed"));
         let new = cluster.submit(None);
@@ -134,11 +147,11 @@ fn a_supervisor_that_ends_before_it_knows_its_weights_forgets_nothing() {
 fn another_configuration_or_tokenizer_is_seen_before_any_weight() {
     let mut cluster = Cluster::starting(model(Some(2)));
     let job = cluster.submit(None);
-    cluster.restart_with(SupervisorConfig { digest: front("7"), ..model(None) });
+    cluster.restart_with(of_front("7", None));
     assert_eq!(cluster.failure(job).as_deref(), Some("model_changed"));
     // What comes in meanwhile is of this model, whatever its weights are.
     let new = cluster.submit(None);
-    cluster.event(SupervisorEvent::Weights(Ok(weights(2))));
+    cluster.event(known(Ok(weights(2))));
     assert_eq!(cluster.failure(new), None);
 }
 

@@ -11,9 +11,10 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{HostHealth, Scheduling},
+    api::{HostHealth, HostStatus, Scheduling},
+    cluster_event::ClusterEventKind,
     messages::Settings,
-    supervisor::{ModelFront, Supervisor, SupervisorConfig},
+    supervisor::{EventListener, ModelFront, Supervisor, SupervisorConfig},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
     cluster::{
-        Cluster, ClusterError,
+        Cluster, ClusterError, Model,
         file::{
             self, ClusterFile, FileError, JoinedNodes,
             changes::{Change, changes},
@@ -40,8 +41,6 @@ const JOINED_FILE: &str = "joined.toml";
 const RETIRES_WITHIN: Duration = Duration::from_secs(3600);
 /// What is left is then lost with its process, and encoded again.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// How often it is looked at whether it has.
-const RETIREMENT_LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Why a cluster file is not applied.
 #[derive(Debug, Error)]
@@ -99,8 +98,16 @@ pub struct RunningFile {
     configured: Configured,
 }
 
-/// What the supervisor is told of a cluster with a model.
-pub type Configured = fn(&Cluster, &ModelFront) -> SupervisorConfig;
+/// What the supervisor is told of a cluster.
+#[derive(Clone, Copy)]
+pub struct Configured {
+    /// Its models, in its order; those that are known by their labels are taken as they are. Reads files.
+    pub models: fn(&Cluster, &[Arc<ModelFront>]) -> Result<Vec<Arc<ModelFront>>, CliError>,
+    /// What the supervisor works by, with these models.
+    pub config: fn(&Cluster, &[Arc<ModelFront>]) -> SupervisorConfig,
+    /// Has the weights of a model hashed, in a data_dir, and the supervisor told.
+    pub hash: fn(&Supervisor, &Model, &Path),
+}
 
 struct Running {
     /// As it was read, without the nodes that joined.
@@ -197,19 +204,23 @@ impl RunningFile {
         let wanted = resolved(&file, &self.directory)?;
         logging::filter_of(&wanted.log.filter).map_err(ApplyError::Refused)?;
         let changes = changes(&before, &file);
-        if dry_run || changes.is_empty() {
+        if changes.is_empty() {
             return Ok(Applied { changes, applied: !dry_run });
+        }
+        let models = self.models(supervisor, &wanted).await?;
+        if dry_run {
+            return Ok(Applied { changes, applied: false });
         }
         let refused: Vec<Change> = changes.iter().filter(|change| !change.takes.while_it_runs()).cloned().collect();
         if !refused.is_empty() {
             return Err(ApplyError::NeedsRestart { changes: refused });
         }
-        keep(&path, &joined)?;
-        let gone = match self.take(supervisor, (base, joined), wanted).await {
+        keep(&path, &joined).await?;
+        let gone = match self.take(supervisor, (base, joined), (wanted, models)).await {
             Ok(gone) => gone,
             Err(error) => {
                 // Nothing came of it, and nothing of it is to come after the supervisor's next start.
-                keep(&path, &joined_before)?;
+                keep(&path, &joined_before).await?;
                 return Err(error);
             }
         };
@@ -220,12 +231,19 @@ impl RunningFile {
         Ok(Applied { changes, applied: true })
     }
 
+    /// The models of a cluster that is wanted, read beside what else is to be done.
+    async fn models(&self, supervisor: &Supervisor, wanted: &Cluster) -> Result<Vec<Arc<ModelFront>>, ApplyError> {
+        let (configured, wanted, known) = (self.configured, wanted.clone(), supervisor.models());
+        let models = beside(move || (configured.models)(&wanted, &known)).await?;
+        models.map_err(ApplyError::Refused)
+    }
+
     /// Brings it into force. Returns the hosts that are in the file no more.
     async fn take(
         &self,
         supervisor: &Supervisor,
         (base, joined): (ClusterFile, JoinedNodes),
-        wanted: Cluster,
+        (wanted, models): (Cluster, Vec<Arc<ModelFront>>),
     ) -> Result<Vec<String>, ApplyError> {
         let (gone, come, cluster, logged) = {
             let running = self.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +258,12 @@ impl RunningFile {
         };
         let text = toml::to_string_pretty(&joined.laid_over(&base)).expect("the typed file is TOML");
         let settings = Settings { log: logged.clone(), cluster_file: Some(text) };
-        supervisor.reconfigure((self.configured)(&cluster, supervisor.model()), settings).await?;
+        let known = supervisor.models();
+        let config = (self.configured.config)(&cluster, &models);
+        supervisor.reconfigure((config, models), settings).await?;
+        for model in cluster.models().filter(|model| !known.iter().any(|known| known.label == model.label())) {
+            (self.configured.hash)(supervisor, model, &cluster.data_dir);
+        }
         logged.map_or(Ok(()), |filter| logging::change(&filter)).map_err(ApplyError::Refused)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = Running { base, joined, cluster };
         for host in come {
@@ -253,10 +276,17 @@ impl RunningFile {
     }
 }
 
+/// Does what waits for a disk where nobody else waits for it.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JobError> {
+    tokio::task::spawn_blocking(work).await.map_err(|panic| JobError::Internal { cause: panic.to_string() })
+}
+
 /// Keeps who joined, for the supervisor's next start.
-fn keep(path: &Path, joined: &JoinedNodes) -> Result<(), ApplyError> {
+async fn keep(path: &Path, joined: &JoinedNodes) -> Result<(), ApplyError> {
     let text = toml::to_string_pretty(joined).expect("the typed file is TOML");
-    private::replace(path, text.as_bytes()).map_err(|cause| ApplyError::Kept { path: path.to_owned(), cause })
+    let to = path.to_owned();
+    let kept = beside(move || private::replace(&to, text.as_bytes())).await?;
+    kept.map_err(|cause| ApplyError::Kept { path: path.to_owned(), cause })
 }
 
 /// With the overrides of this process's environment.
@@ -265,19 +295,52 @@ fn resolved(file: &ClusterFile, directory: &Path) -> Result<Cluster, ApplyError>
     Ok(Cluster::resolve(&file::parse(&text, std::env::vars())?, directory)?)
 }
 
+/// Waits until a host is as it is to be: looks when something happened to it.
+async fn until(
+    is: impl Fn(&HostStatus) -> bool,
+    supervisor: &Supervisor,
+    (host, events): (&str, &mut EventListener),
+) -> Result<(), JobError> {
+    while !is(&supervisor.host(host).await?) {
+        loop {
+            let event = events.next().await.ok_or(JobError::Stopping)?;
+            match &event.update {
+                ClusterEventKind::HostScheduled { host: of, .. }
+                | ClusterEventKind::HostLeft { host: of }
+                | ClusterEventKind::HostLost { host: of, .. }
+                    if of == host =>
+                {
+                    break;
+                }
+                ClusterEventKind::EventsMissed => break,
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Has a host give away what it has, and end for good.
 async fn retire(supervisor: Supervisor, host: String) {
     let ended = async {
+        let mut events = supervisor.events(None).await?;
+        let is_gone = |host: &HostStatus| matches!(host.health, HostHealth::Dead | HostHealth::Starting);
         let found = supervisor.host(&host).await?;
-        if !matches!(found.health, HostHealth::Dead | HostHealth::Starting) {
-            supervisor.schedule_host(&host, Scheduling::Draining, Some(RETIRES_WITHIN)).await?;
-            while supervisor.host(&host).await?.shards > 0 {
-                tokio::time::sleep(RETIREMENT_LOOK_EVERY).await;
+        if !is_gone(&found) {
+            let has_no_model = supervisor.models().iter().all(|model| model.label != found.model);
+            match supervisor.schedule_host(&host, Scheduling::Draining, Some(RETIRES_WITHIN)).await {
+                // Nobody could take what the last host of a model has that is in the file no more.
+                Err(JobError::LastHost { .. }) if has_no_model => {
+                    supervisor.schedule_host(&host, Scheduling::Cordoned, None).await?;
+                }
+                drained => {
+                    let has_moved = |host: &HostStatus| is_gone(host) || host.scheduling != Scheduling::Draining;
+                    drained?;
+                    until(has_moved, &supervisor, (&host, &mut events)).await?;
+                }
             }
             supervisor.restart_host(&host, ENDS_WITHIN).await?;
-            while !matches!(supervisor.host(&host).await?.health, HostHealth::Dead | HostHealth::Starting) {
-                tokio::time::sleep(RETIREMENT_LOOK_EVERY).await;
-            }
+            until(is_gone, &supervisor, (&host, &mut events)).await?;
         }
         supervisor.schedule_host(&host, Scheduling::Removed, None).await.map(drop)
     };

@@ -156,10 +156,11 @@ impl SelfTest {
     async fn try_all(&self, began: Instant) -> Result<Vec<CanaryRun>, String> {
         let cluster = self.supervisor.cluster().await.map_err(|error| error.to_string())?;
         let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let model = self.supervisor.model().clone();
+        let model = self.supervisor.model();
+        let hosts: Vec<_> = cluster.hosts.into_iter().filter(|host| host.model == model.label).collect();
         let canaries = tokio::task::spawn_blocking(move || Canary::pair(&model, nonce));
         let canaries = canaries.await.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())?;
-        let checks = checks::all(&cluster.hosts, &self.method, canaries)?;
+        let checks = checks::all(&hosts, &self.method, canaries)?;
         self.locked().total = checks.len();
         let mut runs = Vec::new();
         for check in checks {

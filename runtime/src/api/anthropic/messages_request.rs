@@ -49,7 +49,9 @@ const TAKEN: [&str; 5] = ["metadata", "service_tier", "cache_control", "inferenc
 impl MessagesRequest {
     /// The conversation, and how it is answered.
     pub fn read(self, state: &ApiState) -> Checked<(Conversation, ParsedRequest)> {
-        self.of_model(state.supervisor.model())
+        let asked = self.0.get("model").and_then(Value::as_str);
+        let model = state.model_named(asked)?;
+        self.of_model(&model)
     }
 
     fn of_model(self, model: &ModelFront) -> Checked<(Conversation, ParsedRequest)> {

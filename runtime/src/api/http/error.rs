@@ -235,7 +235,7 @@ impl Refusal {
 
 fn status_of(code: &str) -> StatusCode {
     match code {
-        "job_not_found" | "session_not_found" | "host_not_found" => StatusCode::NOT_FOUND,
+        "job_not_found" | "session_not_found" | "host_not_found" | "model_not_found" => StatusCode::NOT_FOUND,
         "job_exists" | "job_ended" | "session_exists" | "last_host" | "spare_busy" | "host_conflict"
         | "session_busy" | "session_replaced" | "session_rewritten" => StatusCode::CONFLICT,
         "session_expired" => StatusCode::GONE,

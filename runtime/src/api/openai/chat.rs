@@ -47,13 +47,14 @@ pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedR
     let (logprobs, prompt_logprobs) = (logprobs::of_chat_asked(&mut fields)?, logprobs::of_prompt_asked(&mut fields)?);
     let choices = ask::choices(&mut fields, 1)?;
     let tools = tools::take(&mut fields)?;
+    let model = state.model_named(fields.model()?.as_deref())?;
     let mut variables = variables(&mut fields)?;
     if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-        for (name, value) in thinking::variables(state.supervisor.model(), ("reasoning_effort", &effort))? {
+        for (name, value) in thinking::variables(&model, ("reasoning_effort", &effort))? {
             variables.entry(name).or_insert(value);
         }
     }
-    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    let mut asked = ParsedRequest::take(fields, &model)?;
     asked.shape = AnswerShape { logprobs, prompt_logprobs, ..AnswerShape::default() };
     (asked.choices, asked.job.logprobs) = (choices, asked.shape.most_logprobs());
     let conversation = Conversation { turns, ending, tools, variables };
@@ -91,7 +92,7 @@ fn variables(fields: &mut Fields) -> Checked<BTreeMap<String, Value>> {
 
 /// The job whose prompt's tokens are told, and the first of them.
 async fn whole(state: &ApiState, mut job: JobRequest) -> Checked<(JobRequest, Option<PromptEcho>)> {
-    let model = state.supervisor.model().clone();
+    let model = state.model_named(job.model.as_deref())?;
     let (context, query) = match (job.context.take(), job.query) {
         (Some(Prompt::Written(context)), Prompt::Written(query)) => (context, query),
         _ => return Err(refusal::unsupported("prompt_logprobs", "a session's tokens are told to nobody")),
@@ -122,7 +123,7 @@ pub async fn about(
         asked.job.query = last.text.into();
         return Ok(asked);
     }
-    let model = state.supervisor.model().clone();
+    let model = state.model_named(asked.job.model.as_deref())?;
     // What the template is told here is what the job says.
     let date = model.date(asked.job.template_date, Duration::from_secs(answer::unix_time()));
     let described = tools.as_ref().map_or_else(Vec::new, |tools| tools.described.clone());

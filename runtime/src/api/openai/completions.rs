@@ -45,7 +45,8 @@ pub async fn parse_completion(state: &ApiState, mut fields: Fields) -> Checked<P
     let choices = ask::choices(&mut fields, prompts.len())?;
     // Who asks for no token asks for what is told of the prompt.
     let nothing_more = echo && fields.take_zero("max_tokens");
-    let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+    let model = state.model_named(fields.model()?.as_deref())?;
+    let mut asked = ParsedRequest::take(fields, &model)?;
     (asked.choices, asked.job.chat_template) = (choices, false);
     if nothing_more {
         (asked.job.max_tokens, asked.is_limited) = (0, true);
@@ -98,7 +99,7 @@ impl PromptAsk {
         job: JobRequest,
         (mut shape, prompt): (AnswerShape, Prompt),
     ) -> Checked<(JobRequest, AnswerShape)> {
-        let model = state.supervisor.model().clone();
+        let model = state.model_named(job.model.as_deref())?;
         let (echo, whole, separator) = (self.echo, self.whole, self.separator.clone());
         let job = JobRequest { logprobs: shape.most_logprobs(), ..job };
         let made = block(move || -> Result<_, JobError> {

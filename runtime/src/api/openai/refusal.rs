@@ -82,13 +82,6 @@ pub fn stopping() -> Refusal {
     of_job(JobError::Stopping, "")
 }
 
-/// Another model than the cluster's.
-pub fn no_model(asked: &str, model: &str) -> Refusal {
-    let message = format!("there is no model '{}' here, expected '{model}'", bounds::shown(asked));
-    let body = ErrorBody { message, code: "model_not_found".into(), param: Some("model".into()) };
-    Refusal::with(StatusCode::NOT_FOUND, body)
-}
-
 /// Something that is not there, or not for whoever asks.
 pub fn not_found(what: &str, id: &str) -> Refusal {
     let message = format!("there is no {what} '{}'", bounds::shown(id));

@@ -123,7 +123,8 @@ fn voice(
     (status, settings): (JobStatus, ResponseSettings),
     after: Option<u64>,
 ) -> Box<response::ResponseVoice> {
-    Box::new(response::ResponseVoice::new((status, settings), state.supervisor.model().clone(), after))
+    let model = state.model_that_answers(&status);
+    Box::new(response::ResponseVoice::new((status, settings), model, after))
 }
 
 async fn respond(
@@ -131,9 +132,9 @@ async fn respond(
     request: &HttpRequest,
     (status, settings): (&JobStatus, &ResponseSettings),
 ) -> Checked<HttpResponse> {
-    let model = state.supervisor.model();
+    let model = state.model_that_answers(status);
     let told = answer::weight(status) + answer::weight_of(settings.instructions.as_deref().unwrap_or_default());
-    charged::json(request, told, || response::object((status, settings), model)).await
+    charged::json(request, told, || response::object((status, settings), &model)).await
 }
 
 /// Keeps a key's place until a job in the background has ended.

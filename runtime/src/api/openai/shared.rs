@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_actors::supervisor::Supervisor;
+use asterism_actors::{
+    api::{JobRequest, JobStatus},
+    supervisor::{ModelFront, Supervisor},
+};
 use tokio::runtime::Handle;
 
 use crate::api::{
@@ -70,6 +73,29 @@ pub struct ApiState {
     pub origins: OriginRules,
     /// Time that a connection is kept between its requests.
     pub kept_idle: Duration,
+}
+
+impl ApiState {
+    /// The model of a name, or that of requests that name none.
+    pub(crate) fn model_named(&self, asked: Option<&str>) -> Checked<Arc<ModelFront>> {
+        Ok(self.supervisor.model_named(asked)?)
+    }
+
+    /// The model that answers a job: the session's, where it asks one and names none.
+    pub(crate) async fn model_of(&self, job: &JobRequest) -> Checked<Arc<ModelFront>> {
+        if let (None, Some(session)) = (&job.model, &job.session)
+            && self.supervisor.models().len() > 1
+            && let Ok(session) = self.supervisor.session(session).await
+        {
+            return self.model_named(Some(&session.model));
+        }
+        self.model_named(job.model.as_deref())
+    }
+
+    /// The model that answers a job that there is; the first, where the cluster no longer has the one that answered it.
+    pub(crate) fn model_that_answers(&self, status: &JobStatus) -> Arc<ModelFront> {
+        self.supervisor.model_named(Some(&status.model)).unwrap_or_else(|_| self.supervisor.model())
+    }
 }
 
 /// What a request must be like to be taken: refused otherwise, by the name of its field.

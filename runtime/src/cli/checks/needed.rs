@@ -3,20 +3,33 @@
 use crate::{
     api::secrets,
     certificates::{credentials, members},
-    cluster::Cluster,
+    cluster::{Cluster, Model},
     error::CliError,
     processes::{checkpoint, device, local_hosts, wiring},
 };
 
-/// A model whose weights have room where hosts compute.
+/// Models whose weights have room where hosts compute.
 pub fn model(cluster: &Cluster) -> Result<(), CliError> {
-    checkpoint::model_front(&cluster.model).and_then(|model| device::weights_fit(cluster, &model.config))
+    cluster.models().try_for_each(|model| {
+        let front = checkpoint::model_front(model).map_err(|error| of_model(model, error))?;
+        device::weights_fit(&cluster.of_model(model), &front.config)
+    })
+}
+
+/// An error about one of several models, which it names.
+fn of_model(model: &Model, error: CliError) -> CliError {
+    match &model.name {
+        Some(name) => CliError { message: format!("model '{name}': {}", error.message), ..error },
+        None => error,
+    }
 }
 
 /// Devices that can share the model of their host. What is wrong with the model itself is told by others.
 pub fn devices(cluster: &Cluster) -> Result<(), CliError> {
-    let checkpoint = checkpoint::checkpoint_of(&cluster.model);
-    checkpoint.map_or(Ok(()), |checkpoint| device::share_heads(cluster, checkpoint.config()))
+    cluster.models().try_for_each(|model| {
+        let checkpoint = checkpoint::checkpoint_of(model);
+        checkpoint.map_or(Ok(()), |checkpoint| device::share_heads(&cluster.of_model(model), checkpoint.config()))
+    })
 }
 
 /// The certificates that the cluster file names.
@@ -60,9 +73,8 @@ pub fn admin_tls(cluster: &Cluster) -> Result<(), CliError> {
 /// Weights that no host of this machine would refuse when it loads them.
 pub fn weights(cluster: &Cluster) -> Result<(), CliError> {
     // Random weights are as they should be, and long to draw.
-    if cluster.model.random.is_some() {
-        return Ok(());
-    }
-    let weights = checkpoint::checkpoint_of(&cluster.model).and_then(|checkpoint| checkpoint.verify());
-    weights.map_err(|error| checkpoint::model_refusal(&error))
+    cluster.models().filter(|model| model.random.is_none()).try_for_each(|model| {
+        let weights = checkpoint::checkpoint_of(model).and_then(|checkpoint| checkpoint.verify());
+        weights.map_err(|error| of_model(model, checkpoint::model_refusal(&error)))
+    })
 }

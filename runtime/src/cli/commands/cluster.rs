@@ -15,7 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role, SelfTestReport, SelfTestState, StoredStatus};
+use asterism_actors::api::{
+    ClusterStatus, HostHealth, HostStatus, ModelStatus, Role, SelfTestReport, SelfTestState, StoredStatus,
+};
 use clap::Args;
 use rustix::process::Signal;
 
@@ -202,8 +204,13 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         format => output::print_json(&status, format)?,
     }
     unequal(&status.hosts).into_iter().for_each(|note| globals.note(note));
+    protocols(&status.hosts).into_iter().for_each(|note| globals.note(note));
     self_tested(&status).into_iter().for_each(|note| globals.note(note));
     status.stored.as_ref().map(stored).into_iter().for_each(|note| globals.note(note));
+    for ModelStatus { name, digest, answers } in &status.models {
+        let digest = digest.as_deref().unwrap_or("being hashed");
+        globals.note(format_args!("model {name} ({digest}) {}", if *answers { "answers" } else { "does not answer" }));
+    }
     globals.note(format_args!(
         "cluster '{}' at {} is {}: model {}{}, method {}, {} running, {} waiting",
         status.name,
@@ -260,6 +267,17 @@ fn unequal(hosts: &[HostStatus]) -> Option<String> {
         let groups: Vec<String> = by_numerics.into_iter().map(of).collect();
         format!("numerics differ, and the shards of a job stay among equals: {}", groups.join("; "))
     })
+}
+
+/// That hosts speak different versions of the protocol, as they do while a cluster is upgraded.
+fn protocols(hosts: &[HostStatus]) -> Option<String> {
+    let mut spoken: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
+    for (version, host) in hosts.iter().filter_map(|host| Some((host.protocol?, host))) {
+        spoken.entry(version).or_default().push(&host.name);
+    }
+    let of = |(version, names): (u16, Vec<&str>)| format!("version {version}: {}", names.join(", "));
+    let groups: Vec<String> = spoken.into_iter().map(of).collect();
+    (groups.len() > 1).then(|| format!("hosts speak different versions of the protocol: {}", groups.join("; ")))
 }
 
 fn status_table(hosts: &[HostStatus]) -> Table {

@@ -35,7 +35,8 @@ const OPTIONAL: &str = "\
 #
 # [cluster]
 # data_dir = \"/var/lib/asterism\"      # .asterism/NAME beside this file
-# [model]
+# [model]                             # or [[model]], as often as there are models: docs/operations.md
+# name = \"next\"                       # what requests and hosts call it; as its folder is called
 # path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder, or one of the hub's cache (~/.cache/huggingface/hub/models--ORG--NAME); the embedded model
 # max_context_tokens = \"128k\"         # what the model was trained for
 # random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
@@ -69,6 +70,7 @@ const OPTIONAL: &str = "\
 # [[host]]
 # name = \"context-0\"
 # role = \"context\"                    # or \"query\", or \"spare\": takes the place of a lost host
+# model = \"next\"                      # the [[model]] that it holds; the first
 # node = \"north\"                      # the only node
 # process = \"both\"                    # shared with the hosts that name it too: tensors in memory; its own
 # device = \"cuda:0\"                   # a GPU; device of [model]

@@ -123,9 +123,11 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     if !problems.is_empty() {
         return problems;
     }
-    let weights = |parts| {
-        let checkpoint = crate::processes::checkpoint::checkpoint_of(&cluster.model).ok()?;
-        Some(Numbers::of(&cluster.model).weight_bytes(checkpoint.config(), parts))
+    let weights = |host: &crate::cluster::Host| {
+        let model = cluster.with_model_of(host).model;
+        let checkpoint = crate::processes::checkpoint::checkpoint_of(&model).ok()?;
+        let parts = device::parts(host.role, cluster.recovery);
+        Some(Numbers::of(&model).weight_bytes(checkpoint.config(), parts))
     };
     // Hosts of a process have one copy on a GPU, of as much as one of them needs.
     let mut processes: Vec<BTreeMap<&str, u64>> = vec![BTreeMap::new(); gpu.devices.len()];
@@ -149,7 +151,7 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
                 host.name, device, found.name, found.capability
             )),
             Some(_) => {
-                let whole = weights(device::parts(host.role, cluster.recovery)).unwrap_or_default();
+                let whole = weights(host).unwrap_or_default();
                 let wanted = device::weights_of_each(whole, &host.devices);
                 let most = processes[index].entry(&host.process).or_default();
                 *most = wanted.max(*most);

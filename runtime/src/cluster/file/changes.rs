@@ -35,7 +35,7 @@ const READ_BY_SUPERVISOR: &[&str] =
 /// A difference between two cluster files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
-    /// What is meant: `SECTION.KEY`, `node.NAME`, `host.NAME` or `host.NAME.KEY`.
+    /// What is meant: `SECTION.KEY`, `node.NAME`, `model.NAME`, `host.NAME` or `host.NAME.KEY`.
     pub key: String,
     /// What stood there; none: nothing, or a default that has no value.
     pub before: Option<String>,
@@ -88,6 +88,7 @@ impl fmt::Display for Change {
 /// What `after` says otherwise than `before`: sections in the order of their names, then nodes and hosts.
 pub fn changes(before: &ClusterFile, after: &ClusterFile) -> Vec<Change> {
     let (mut old, mut new) = (values(before), values(after));
+    let of_models = of_models(&mut old, &mut new);
     let lists = ["node", "host"].map(|kind| (kind, named(&mut old, kind), named(&mut new, kind)));
     let (old, new) = (leaves(&old), leaves(&new));
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
@@ -97,11 +98,58 @@ pub fn changes(before: &ClusterFile, after: &ClusterFile) -> Vec<Change> {
         after: new.get(key).cloned(),
         takes: of_section(key),
     });
-    of_sections.chain(lists.iter().flat_map(|(kind, old, new)| of_list(kind, old, new))).collect()
+    of_models
+        .into_iter()
+        .chain(of_sections)
+        .chain(lists.iter().flat_map(|(kind, old, new)| of_list(kind, old, new)))
+        .collect()
 }
 
+/// The file's values; a host names its model where that has a name.
 fn values(file: &ClusterFile) -> Table {
-    Table::try_from(file).expect("the typed file is TOML")
+    let mut file = file.clone();
+    if let Some(first) = file.model.first.name.clone() {
+        file.hosts.iter_mut().for_each(|host| host.model = host.model.take().or_else(|| Some(first.clone())));
+    }
+    Table::try_from(&file).expect("the typed file is TOML")
+}
+
+/// Takes models out of both files: those that come and go, while a cluster runs, what is said of one otherwise, and which is the
+/// first. Where both have one without a name, that stays.
+fn of_models(old: &mut Table, new: &mut Table) -> Vec<Change> {
+    let [(old_unnamed, old_named, old_first), (new_unnamed, new_named, new_first)] =
+        [&mut *old, &mut *new].map(|file| {
+            let entries = match file.remove("model") {
+                Some(Value::Array(entries)) => entries,
+                entry => entry.into_iter().collect(),
+            };
+            let first = entries
+                .first()
+                .map(|first| first.get("name").map_or("the one without a name".into(), Value::to_string));
+            let (named, mut unnamed): (Vec<Value>, Vec<Value>) =
+                entries.into_iter().partition(|entry| entry.get("name").is_some());
+            let mut table = Table::from_iter([("model".to_owned(), Value::Array(named))]);
+            (unnamed.pop(), self::named(&mut table, "model"), first)
+        });
+    let mut changes = of_list("model", &old_named, &new_named);
+    match (old_unnamed, new_unnamed) {
+        (Some(before), Some(after)) => {
+            old.insert("model".into(), before);
+            new.insert("model".into(), after);
+        }
+        (before, after) if before.is_some() || after.is_some() => changes.push(Change {
+            key: "model".into(),
+            before: before.map(|before| before.to_string()),
+            after: after.map(|after| after.to_string()),
+            takes: Takes::Nothing,
+        }),
+        _ => {}
+    }
+    if old_first != new_first {
+        let (key, takes) = ("model.first".into(), Takes::Nothing);
+        changes.push(Change { key, before: old_first, after: new_first, takes });
+    }
+    changes
 }
 
 /// Takes a list out of the file: its entries by name.
@@ -230,6 +278,29 @@ mod tests {
         assert!(back.iter().zip(changes(&first, &second)).all(|(back, there)| {
             (&back.key, &back.before, &back.after) == (&there.key, &there.after, &there.before)
         }));
+    }
+
+    #[test]
+    fn models_come_and_go_alive_and_one_that_stays_is_as_it_was() {
+        let file = |models: &str| {
+            parse(&format!("version = 1\n{models}[[host]]\nname = \"c\"\nrole = \"context\"\n"), []).unwrap()
+        };
+        let takes = |before: &str, after: &str| -> Vec<(String, Takes)> {
+            changes(&file(before), &file(after)).into_iter().map(|change| (change.key, change.takes)).collect()
+        };
+        let alive = |keys: &[&str]| -> Vec<_> { keys.iter().map(|key| (key.to_string(), Takes::Nothing)).collect() };
+        let one = "[model]\npath = \"/a\"\n";
+        let b = "[[model]]\nname = \"b\"\npath = \"/b\"\n";
+        let both = format!("[[model]]\npath = \"/a\"\n{b}");
+        assert_eq!(takes(one, "[[model]]\npath = \"/a\"\n"), [], "one is one, however it is written");
+        assert_eq!([takes(one, &both), takes(&both, one)], [alive(&["model.b"]), alive(&["model.b"])]);
+        assert_eq!(takes(&both, &both.replace("/b", "/c")), [("model.b.path".to_owned(), Takes::Cluster)]);
+        assert_eq!(takes(&both, &both.replace("/a", "/c")), [("model.path".to_owned(), Takes::Cluster)]);
+        let gone = takes(&both, b);
+        assert!(gone.starts_with(&alive(&["model", "model.first"])), "{gone:?}");
+        assert!(gone.contains(&("host.c.model".to_owned(), Takes::Cluster)), "its host would hold another: {gone:?}");
+        let swapped = takes(&format!("{b}{}", b.replace("b\"", "d\"")), &format!("{}{b}", b.replace("b\"", "d\"")));
+        assert!(swapped.starts_with(&alive(&["model.first"])), "{swapped:?}");
     }
 
     #[test]

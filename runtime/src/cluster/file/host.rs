@@ -22,7 +22,10 @@ pub struct HostSection {
     pub process: Option<String>,
     /// `context`, `query` or `spare`.
     pub role: Role,
-    /// `cpu`, or `cuda:N`. Absent: `device` of `[model]`.
+    /// The name of the `[[model]]` that it holds. Absent: the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// `cpu`, or `cuda:N`. Absent: `device` of its model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
     /// Several devices of one kind, which share its model: each holds a part of all weights and of all keys. Instead of `device`.
@@ -53,6 +56,7 @@ impl HostSection {
             node: None,
             process: None,
             role,
+            model: None,
             device: None,
             devices: None,
             port: 0,

@@ -7,13 +7,13 @@ use super::{ClusterFile, FileError};
 /// Every path of the file that processes read.
 fn read_paths(file: &mut ClusterFile) -> impl Iterator<Item = &mut PathBuf> {
     let security = &mut file.security;
-    let paths =
-        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
+    let paths = [&mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
+    let models = file.model.iter_mut().map(|model| &mut model.path);
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
     let api = &mut file.api;
     let api =
         [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
-    paths.into_iter().flatten().chain(heads).chain(api.into_iter().flatten())
+    paths.into_iter().chain(models).flatten().chain(heads).chain(api.into_iter().flatten())
 }
 
 /// `file` with the paths that are relative to `directory` made absolute.
@@ -27,7 +27,11 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
 /// `file`, which another machine wrote, with the paths that this one has for itself: those of its `own` file.
 pub fn with_own_paths(mut file: ClusterFile, own: &ClusterFile) -> ClusterFile {
     file.cluster.data_dir.clone_from(&own.cluster.data_dir);
-    file.model.path.clone_from(&own.model.path);
+    for model in file.model.iter_mut() {
+        if let Some(kept) = own.model.iter().find(|kept| kept.name == model.name) {
+            model.path.clone_from(&kept.path);
+        }
+    }
     let (security, kept) = (&mut file.security, &own.security);
     security.ca.clone_from(&kept.ca);
     security.cert.clone_from(&kept.cert);
@@ -80,7 +84,7 @@ mod tests {
         let text = "version = 1\n[cluster]\ndata_dir = \"~/data\"\n[model]\npath = \"~/models/tiny\"\n[api]\napi_key_file = \"~\"\n";
         let home = |home: &str| [("HOME".to_owned(), home.to_owned())];
         let file = parse(text, home("/home/ada")).unwrap();
-        let paths = [file.model.path, file.cluster.data_dir, file.api.api_key_file].map(|path| path.unwrap());
+        let paths = [file.model.first.path, file.cluster.data_dir, file.api.api_key_file].map(|path| path.unwrap());
         assert_eq!(
             paths.map(|path| path.display().to_string()),
             ["/home/ada/models/tiny", "/home/ada/data", "/home/ada/"]
@@ -93,6 +97,6 @@ mod tests {
             assert!(stated.contains(cause), "{stated}");
         }
         let plain = parse("version = 1\n[model]\npath = \"./~ada/a~b\"\n", []).unwrap();
-        assert_eq!(plain.model.path.unwrap().to_str(), Some("./~ada/a~b"));
+        assert_eq!(plain.model.first.path.unwrap().to_str(), Some("./~ada/a~b"));
     }
 }

@@ -108,6 +108,11 @@ fn collect_sizes(table: &DeTable<'_>, sizes: &mut Vec<(Range<usize>, Tokens)>) {
                 sizes.extend(text.parse().ok().map(|size| (value.span(), size)));
             }
             DeValue::Table(inner) => collect_sizes(inner, sizes),
+            DeValue::Array(entries) => entries.iter().for_each(|entry| {
+                if let DeValue::Table(inner) = entry.get_ref() {
+                    collect_sizes(inner, sizes);
+                }
+            }),
             _ => {}
         }
     }
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn sizes_and_overrides() {
         let text = "version = 1\n[model]\nmax_context_tokens = \"32k\"\n";
-        assert_eq!(parse(text, []).unwrap().model.max_context_tokens, Some(32768));
+        assert_eq!(parse(text, []).unwrap().model.first.max_context_tokens, Some(32768));
         let laid = |pairs: &[(&str, &str)]| parse(text, pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())));
         let file = laid(&[
             ("ASTERISM__MODEL__MAX_CONTEXT_TOKENS", "1k"),
@@ -202,7 +207,7 @@ mod tests {
             ("PATH", "/bin"),
         ])
         .unwrap();
-        assert_eq!(file.model.max_context_tokens, Some(1024));
+        assert_eq!(file.model.first.max_context_tokens, Some(1024));
         assert_eq!(file.cluster.name, "north");
         assert_eq!(file.supervisor.heartbeat_ms, 250);
         let errors = [

@@ -40,9 +40,11 @@ impl HostAdmission<'_> {
         deadline: Option<Duration>,
     ) -> Result<Decided, JobError> {
         let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
-        let role = self.hosts.at(host).spec.role;
+        let spec = &self.hosts.at(host).spec;
+        let role = spec.role;
         let migration_target = |other: &HostRecord| {
             other.spec.name != name
+                && other.spec.model() == spec.model()
                 && other.takes_work()
                 && (other.spec.role == role || other.spec.role == Role::Spare)
                 && other.rank(role, Recovery::Redistribute).is_some()
@@ -102,6 +104,12 @@ impl HostAdmission<'_> {
         }
         if leaver.spec.role == Role::Spare {
             return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
+        }
+        let [own, other] = [leaver, migration_target].map(|record| record.spec.model());
+        if own != other {
+            return conflict(format!(
+                "{spare} has model {other:?}, expected {own:?}, which {dead} has; name a spare of that"
+            ));
         }
         if leaver.takes_work() {
             return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));

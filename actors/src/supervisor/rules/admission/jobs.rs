@@ -115,7 +115,7 @@ impl AdmissionControl<'_> {
             created_at: self.now.as_secs(),
             method: context.plan.method.name.clone(),
             method_reason: context.plan.method.reason.clone(),
-            model: self.config.model.clone(),
+            model: self.config.model(context.model()).unwrap_or(self.config.first_model()).name.clone(),
             session,
             template_date: context.template_date,
             context_tokens,

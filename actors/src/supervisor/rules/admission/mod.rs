@@ -16,7 +16,7 @@ use crate::{
         journal::record,
         rules::{host_selection::HostSelection, uses::Uses},
         tables::{
-            contexts::Contexts, hosts::Hosts, job::PreparedJob, jobs::Jobs, model::ClusterModel, numbers::Numbers,
+            contexts::Contexts, hosts::Hosts, job::PreparedJob, jobs::Jobs, model::ClusterModels, numbers::Numbers,
             reserved::Reserved, sessions::Sessions,
         },
     },
@@ -33,7 +33,7 @@ pub struct AdmissionControl<'a> {
     pub sessions: &'a Sessions,
     pub reserved: &'a Reserved,
     pub numbers: &'a Numbers,
-    pub model: &'a ClusterModel,
+    pub models: &'a ClusterModels,
 }
 
 impl AdmissionControl<'_> {
@@ -47,7 +47,7 @@ impl AdmissionControl<'_> {
 
     /// What the journal has to say of the cluster once this number is taken.
     fn cluster_record(&self, number: u64) -> Change {
-        record::cluster(&self.numbers.origin, self.numbers.last.max(number), &self.model.mark())
+        record::cluster(&self.numbers.origin, self.numbers.last.max(number), self.models)
     }
 
     /// Whether the queue takes one more.

@@ -34,9 +34,10 @@ pub fn next(selection: &HostSelection) -> Option<Rebalance> {
     if contexts.numbers().into_iter().filter_map(|number| contexts.get(number)).any(is_busy) {
         return None;
     }
-    sessions()
-        .find_map(|context| back_home(selection, context))
-        .or_else(|| evened(selection, &sessions().collect::<Vec<_>>()))
+    sessions().find_map(|context| back_home(selection, context)).or_else(|| {
+        let of = |label: &str| sessions().filter(|one| one.prepared.model() == label).collect::<Vec<_>>();
+        selection.config.models.iter().find_map(|model| evened(selection, &model.label, &of(&model.label)))
+    })
 }
 
 /// A session's context of which every shard is held, and can be encoded elsewhere alone.
@@ -58,11 +59,12 @@ fn back_home(selection: &HostSelection, context: &Context) -> Option<Rebalance> 
     Some(Rebalance { context: context.number, blocks, targets })
 }
 
-/// One shard of the context host that has the most to the one that has the fewest, where that makes both more alike.
-fn evened(selection: &HostSelection, sessions: &[&Context]) -> Option<Rebalance> {
+/// One shard of the context host of a model that has the most to the one that has the fewest, where that makes both more alike.
+fn evened(selection: &HostSelection, model: &str, sessions: &[&Context]) -> Option<Rebalance> {
     let avoided = |host: usize| selection.config.avoid_stragglers && selection.hosts.at(host).pace.is_slow();
     let takes = |host: &usize| is_own(selection, *host) && selection.hosts.at(*host).takes_work() && !avoided(*host);
-    let able: Vec<usize> = (0..selection.config.hosts.len()).filter(takes).collect();
+    let is_of = |host: &usize| selection.hosts.at(*host).spec.model() == model;
+    let able: Vec<usize> = (0..selection.config.hosts.len()).filter(|host| is_of(host) && takes(host)).collect();
     // Those of jobs come and go.
     let shards = |host: usize| sessions.iter().map(|context| context.shards_on(host)).sum::<usize>();
     let least = able.iter().copied().min_by_key(|host| (shards(*host), *host))?;

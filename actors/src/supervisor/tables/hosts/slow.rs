@@ -1,4 +1,4 @@
-//! Who is slow: a host against its equals, hosts of the same numerics that did the same kind of work lately, or where there are none,
+//! Who is slow: a host against its equals, hosts of the same model and numerics that did the same kind of work lately, or where there are none,
 //! against what it was itself before. Decides nothing about jobs.
 
 use std::time::Duration;
@@ -74,7 +74,8 @@ impl Hosts {
         let own = &self.records[host];
         let equal = |other: usize| {
             let record = &self.records[other];
-            (other != host && record.numerics.is_some() && record.numerics == own.numerics).then_some(record)
+            let alike = record.numerics == own.numerics && record.spec.model() == own.spec.model();
+            (other != host && record.numerics.is_some() && alike).then_some(record)
         };
         // The pace of who has done nothing lately is what it was last.
         let pace = |other| equal(other)?.pace.kinds.get(kind)?.pace(now);

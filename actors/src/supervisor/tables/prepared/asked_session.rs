@@ -7,7 +7,10 @@ use asterism_plan::{MethodConfig, Plan};
 
 use crate::{
     api::PlacementPolicy,
-    supervisor::tables::prepared::{PreparedContext, refresh_choice::RefreshChoice, text::SessionText},
+    supervisor::{
+        config::model_of,
+        tables::prepared::{PreparedContext, refresh_choice::RefreshChoice, text::SessionText},
+    },
 };
 
 /// A session as a question to it is prepared.
@@ -50,6 +53,11 @@ impl AskedSession {
             query_separator: prepared.query_separator.clone(),
             template_date: prepared.template_date,
         }
+    }
+
+    /// The label of its model.
+    pub fn model(&self) -> &str {
+        model_of(&self.placement.labels)
     }
 
     /// What of the context a question gets anew.

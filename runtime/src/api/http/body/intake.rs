@@ -1,7 +1,7 @@
 //! Bodies of jobs and sessions on their way in: bounded before they are read, read within a time, and few bytes of all at once.
 //! Knows no request.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::Pin, time::Duration};
 
 use actix_web::{
     FromRequest, HttpMessage, HttpRequest,
@@ -15,7 +15,7 @@ use actix_web::{
 use asterism_actors::{
     JobError,
     capacity::{CapacityShare, Holder, SharedCapacity},
-    supervisor::ModelFront,
+    supervisor::{ModelFront, Supervisor},
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -48,34 +48,59 @@ const DRAINED_PAUSE: Duration = Duration::from_millis(250);
 /// A larger body is parsed beside those who answer.
 const PARSED_HERE: usize = 64 << 10;
 
+/// Bytes of the largest body of a request that a model can take.
+fn body_of(model: &ModelFront) -> usize {
+    // JSON writes a byte of text as three where it escapes what is not ASCII, and a token id as eleven at most.
+    let texts = model.most_text_bytes().saturating_mul(3);
+    texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES).min(BODY_BYTES)
+}
+
 /// What bodies may take. Copies share it.
 #[derive(Clone)]
 pub struct Intake {
-    most: usize,
+    of: LimitSource,
     room: SharedCapacity,
-    /// What the most comes from, for refusals.
-    model: Arc<str>,
+}
+
+/// What the largest body follows from.
+#[derive(Clone)]
+enum LimitSource {
+    /// What the models take that there are.
+    Models(Supervisor),
+    /// A test.
+    #[cfg(test)]
+    Bytes(usize),
 }
 
 impl Intake {
-    /// For requests that `model` can take.
-    pub fn new(model: &ModelFront) -> Self {
-        // JSON writes a byte of text as three where it escapes what is not ASCII, and a token id as eleven at most.
-        let texts = model.most_text_bytes().saturating_mul(3);
-        let most = texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES);
-        let model = format!("{} takes at most {} tokens", model.name, model.max_tokens);
-        Self { most: most.min(BODY_BYTES), room: SharedCapacity::new(ALL_BYTES), model: model.into() }
+    /// For requests that a model of `supervisor` can take.
+    pub fn new(supervisor: &Supervisor) -> Self {
+        Self { of: LimitSource::Models(supervisor.clone()), room: SharedCapacity::new(ALL_BYTES) }
     }
 
     /// For bodies of so many bytes.
     #[cfg(test)]
     pub fn of_bytes(most: usize) -> Self {
-        Self { most, room: SharedCapacity::new(ALL_BYTES), model: "a test".into() }
+        Self { of: LimitSource::Bytes(most), room: SharedCapacity::new(ALL_BYTES) }
     }
 
     /// Bytes of the largest body, and of the longest line of a batch.
     pub fn most(&self) -> usize {
-        self.most
+        self.limit().0
+    }
+
+    /// The same, and what it comes from, for refusals.
+    fn limit(&self) -> (usize, String) {
+        match &self.of {
+            LimitSource::Models(supervisor) => {
+                let models = supervisor.models();
+                let limits = models.iter().map(|model| (body_of(model), model));
+                let (most, model) = limits.max_by_key(|(most, _)| *most).expect("a cluster has a model");
+                (most, format!("{} takes at most {} tokens", model.name, model.max_tokens))
+            }
+            #[cfg(test)]
+            LimitSource::Bytes(most) => (*most, "a test".into()),
+        }
     }
 
     /// Reads a body, or says why not.
@@ -85,12 +110,13 @@ impl Intake {
         declared: Option<usize>,
         body: &mut Payload,
     ) -> Result<(Vec<u8>, CapacityShare), Refusal> {
-        if declared.is_some_and(|length| length > self.most) {
+        let most = self.most();
+        if declared.is_some_and(|length| length > most) {
             return Err(self.too_large(declared, body).await);
         }
         let (mut bytes, mut share, due) = (Vec::new(), self.room(holder, 0).await?, Instant::now() + BODY_TIMEOUT);
         while let Some(chunk) = next(body, due).await? {
-            if bytes.len() + chunk.len() > self.most {
+            if bytes.len() + chunk.len() > most {
                 drop((bytes, share));
                 return Err(self.too_large(declared, body).await);
             }
@@ -151,7 +177,8 @@ impl Intake {
             }
         }
         let got = declared.map_or("more".to_string(), |length| format!("{length} bytes"));
-        let message = format!("the request body has {got}, expected at most {} bytes: {}", self.most, self.model);
+        let (most, model) = self.limit();
+        let message = format!("the request body has {got}, expected at most {most} bytes: {model}");
         Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message)
     }
 }

@@ -38,13 +38,14 @@ pub async fn give(
     let client = ClientConnection::of(request);
     asked = owned(asked, request);
     let (streamed, shape) = (asked.stream, std::mem::take(&mut asked.shape));
+    let model = state.model_of(&asked.job).await?;
     let operation = if kind == RequestKind::Chat { "chat" } else { "text_completion" };
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
     // A prompt that is told again is kept meanwhile.
     let _kept = if shape.echo.is_some() { Some(share) } else { None };
     let echoes_prompt = shape.echo.is_some();
-    let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model()).of_choice(0, shape);
+    let mut head = Head::new(kind, &running.id, unix_time(), &model).of_choice(0, shape);
     match streamed {
         Some(streamed) => {
             let (mut so_far, mut scored) = (None, 0);

@@ -37,7 +37,8 @@ impl RunningJob {
         mut asked: ParsedRequest,
         mut span: Option<RequestSpan>,
     ) -> Result<(Self, Listener), JobError> {
-        span.iter_mut().for_each(|span| span.asks(&supervisor.model().name));
+        let model = asked.job.model.clone().unwrap_or_else(|| supervisor.model().name.clone());
+        span.iter_mut().for_each(|span| span.asks(&model));
         asked.job.trace = span.as_ref().map(RequestSpan::context);
         let id = submit(supervisor, asked).await?;
         let running = Self { supervisor: supervisor.clone(), id, is_free: false, span };

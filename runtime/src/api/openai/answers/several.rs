@@ -49,12 +49,12 @@ pub async fn give(
     if asked.choices == 1 && asked.more.is_empty() {
         return answer::give((state, request), (kind, text), asked, share).await;
     }
-    let streamed = asked.stream;
+    let (streamed, model) = (asked.stream, state.model_of(&asked.job).await?);
     let jobs = started((&state, request), (kind, text), asked).await?;
     // Prompts that are told again are kept meanwhile.
     let _kept = if jobs.iter().any(|job| job.shape.echo.is_some()) { Some(share) } else { None };
     let first = &jobs[0].job.0.id;
-    let head = Head::new(kind, first, answer::unix_time(), state.supervisor.model());
+    let head = Head::new(kind, first, answer::unix_time(), &model);
     if let Some(streamed) = streamed {
         return stream_all(&state, request, (jobs, head), streamed).await;
     }

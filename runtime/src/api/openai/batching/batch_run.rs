@@ -233,12 +233,13 @@ impl BatchWork {
     }
 
     fn object(&self, status: &JobStatus, shape: AnswerShape) -> Value {
-        let new = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model());
+        let model = self.state.model_that_answers(status);
+        let new = |kind| Head::new(kind, &status.id, status.created_at, &model);
         let head = |kind| new(kind).of_choice(0, shape).whole(status);
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(RequestKind::Chat),
             "/v1/completions" => head(RequestKind::Text),
-            _ => response::object((status, &ResponseSettings::default()), self.state.supervisor.model()),
+            _ => response::object((status, &ResponseSettings::default()), &model),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What requests of this API have in common, whatever they ask about: how to answer. Reads no text.
 
 use asterism_actors::{
+    JobError,
     api::{JobRequest, Reuse, bounds},
     supervisor::ModelFront,
 };
@@ -66,12 +67,14 @@ enum Stops {
 }
 
 impl ParsedRequest {
-    /// Takes what is about the answer out of `fields`; those that are about the texts are out already.
+    /// Takes what is about the answer out of `fields`, which ask `model`; those that are about the texts are out already.
     pub fn take(mut fields: Fields, model: &ModelFront) -> Checked<Self> {
-        if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
-            return Err(refusal::no_model(&asked, &model.name));
+        let named: Option<String> = fields.take("model")?;
+        if let Some(asked) = named.as_ref().filter(|asked| **asked != model.name) {
+            let known = vec![format!("'{}'", model.name)];
+            return Err(JobError::NoModel { asked: bounds::shown(asked), known }.into());
         }
-        let mut job = JobRequest::new(None, String::new().into());
+        let mut job = JobRequest { model: named, ..JobRequest::new(None, String::new().into()) };
         job.labels.insert(bounds::ATTACHED.into(), "yes".into());
         let most = most_tokens(&mut fields)?;
         let (default, part) = MOST_ANSWER_TOKENS;

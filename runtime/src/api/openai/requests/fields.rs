@@ -57,6 +57,14 @@ impl Fields {
         value.map(read).transpose()
     }
 
+    /// The model that is asked for; stays there.
+    pub fn model(&self) -> Checked<Option<String>> {
+        match self.rest.get("model").filter(|value| !value.is_null()) {
+            Some(name) => String::deserialize(name).map(Some).map_err(|error| wrong("model", &error)),
+            None => Ok(None),
+        }
+    }
+
     /// Takes a field out as it is.
     pub fn value(&mut self, name: &str) -> Option<Value> {
         self.rest.remove(name).filter(|value| !value.is_null())

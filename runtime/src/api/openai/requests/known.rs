@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// Fields that are honoured, where, and how, as the reference says.
 pub const HONOURED: &[(&str, &str, &str)] = &[
-    ("model", "all", "the cluster's, or absent"),
+    ("model", "all", "a name that `/v1/models` lists, or absent"),
     ("max_completion_tokens", "all", "absent: 1,024, a quarter of what the model takes, or what room there is"),
     ("max_output_tokens", "all", "the same"),
     ("max_tokens", "all", "the same; 0 for a completion with `echo`"),

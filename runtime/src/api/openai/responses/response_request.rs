@@ -8,6 +8,7 @@ use asterism_actors::{
     JobError,
     api::{JobStatus, bounds},
     capacity::{CapacityShare, Holder},
+    supervisor::ModelFront,
 };
 use asterism_models::{ChatTurn, Ending, Speaker};
 use serde::Deserialize;
@@ -86,7 +87,8 @@ impl ResponseRequest {
             logprobs: included(&mut fields)?,
             ..ResponseSettings::default()
         };
-        let (variables, effort) = thinking(state, &mut fields)?;
+        let model = state.model_named(fields.model()?.as_deref())?;
+        let (variables, effort) = thinking(&model, &mut fields)?;
         settings.effort = effort;
         let (mut turns, share) = match &settings.previous {
             Some(previous) => before(state, owner, previous).await?,
@@ -99,7 +101,7 @@ impl ResponseRequest {
             None => return Err(Refusal::invalid("input", "there is no input")),
         }
         let ending = chat::ending(&mut fields, &turns)?;
-        let mut asked = ParsedRequest::take(fields, state.supervisor.model())?;
+        let mut asked = ParsedRequest::take(fields, &model)?;
         (settings.temperature, settings.top_p) = (asked.job.sampling.temperature, asked.job.sampling.top_p);
         settings.max_output_tokens = asked.is_limited.then_some(asked.job.max_tokens);
         asked.job.logprobs = settings.logprobs;
@@ -197,13 +199,13 @@ fn included(fields: &mut Fields) -> Checked<Option<u32>> {
 }
 
 /// `reasoning`: what the template is told of how much the model is to think, where it asks for that.
-fn thinking(state: &ApiState, fields: &mut Fields) -> Checked<(BTreeMap<String, Value>, Option<String>)> {
+fn thinking(model: &ModelFront, fields: &mut Fields) -> Checked<(BTreeMap<String, Value>, Option<String>)> {
     let asked: Reasoning = fields.take("reasoning")?.unwrap_or_default();
     if asked.summary.is_some_and(|summary| summary != "auto") || asked.generate_summary.is_some() {
         return Err(refusal::unsupported("reasoning.summary", "what the model thinks is part of its answer"));
     }
     let Some(effort) = asked.effort else { return Ok(Default::default()) };
-    let variables = thinking::variables(state.supervisor.model(), ("reasoning.effort", &effort))?;
+    let variables = thinking::variables(model, ("reasoning.effort", &effort))?;
     Ok((variables, Some(effort)))
 }
 

@@ -1,16 +1,18 @@
-//! `/v1/models`: the one that the cluster has.
+//! `/v1/models`: those that the cluster has.
 
 use actix_web::{
     Responder, get,
     web::{Data, Json, Path},
 };
+use asterism_actors::supervisor::ModelFront;
 use serde_json::{Value, json};
 
-use crate::api::openai::{ApiState, Checked, refusal};
+use crate::api::openai::{ApiState, Checked};
 
 #[get("/v1/models")]
 pub async fn list(state: Data<ApiState>) -> impl Responder {
-    Json(json!({ "object": "list", "data": [described(&state)] }))
+    let models: Vec<Value> = state.supervisor.models().iter().map(|model| described(&state, model)).collect();
+    Json(json!({ "object": "list", "data": models }))
 }
 
 #[get("/v1/models/{model}")]
@@ -26,14 +28,11 @@ pub async fn show_of(state: Data<ApiState>, name: Path<(String, String)>) -> Che
 }
 
 fn shown(state: &ApiState, model: &str) -> Checked<Json<Value>> {
-    match model == state.supervisor.model().name {
-        true => Ok(Json(described(state))),
-        false => Err(refusal::no_model(model, &state.supervisor.model().name)),
-    }
+    let model = state.model_named(Some(model))?;
+    Ok(Json(described(state, &model)))
 }
 
-fn described(state: &ApiState) -> Value {
-    let model = state.supervisor.model();
+fn described(state: &ApiState, model: &ModelFront) -> Value {
     json!({
         "id": model.name,
         "object": "model",

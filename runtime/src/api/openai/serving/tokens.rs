@@ -38,8 +38,9 @@ enum Subject {
 #[post("/tokenize")]
 pub async fn tokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, _share) = taken.into_parts();
-    let (subject, strings) = subject(&state, &mut fields)?;
-    let model = state.supervisor.model().clone();
+    let model = state.model_named(fields.model()?.as_deref())?;
+    let most = model.max_tokens;
+    let (subject, strings) = subject(&mut fields)?;
     let read = block(move || {
         ids(&model, subject).map(|ids| {
             let strings: Option<Vec<String>> = strings.then(|| ids.iter().map(|id| written(&model, *id)).collect());
@@ -48,7 +49,6 @@ pub async fn tokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<
     });
     let read = read.await.map_err(|error| Refusal::failed("internal", error))?;
     let (ids, strings) = read.map_err(|error| refusal::of_job(error, "prompt"))?;
-    let most = state.supervisor.model().max_tokens;
     charged::json(
         &request,
         OF_ID * ids.len(),
@@ -62,12 +62,9 @@ fn written(model: &ModelFront, id: u32) -> String {
 }
 
 /// What is to be cut, and whether its tokens are told as texts, too.
-fn subject(state: &ApiState, fields: &mut Fields) -> Checked<(Subject, bool)> {
+fn subject(fields: &mut Fields) -> Checked<(Subject, bool)> {
     let mut fields = std::mem::take(fields);
-    let model = state.supervisor.model();
-    if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
-        return Err(refusal::no_model(&asked, &model.name));
-    }
+    fields.take::<String>("model")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let subject = match (fields.prompt.take(), fields.messages.take()) {
         (Some(PromptInput::One(Prompt::Text(text))), None) => {
@@ -99,8 +96,8 @@ fn ids(model: &ModelFront, subject: Subject) -> Result<Vec<u32>, JobError> {
 
 #[post("/detokenize")]
 pub async fn detokenize(state: Data<ApiState>, request: HttpRequest, taken: Taken<TokenList>) -> Checked<HttpResponse> {
-    let (TokenList { tokens, .. }, _share) = taken.into_parts();
-    let model = state.supervisor.model().clone();
+    let (TokenList { tokens, model }, _share) = taken.into_parts();
+    let model = state.model_named(model.as_deref())?;
     if tokens.len() > model.max_tokens {
         let message = format!("there are {} tokens, expected at most {}", tokens.len(), model.max_tokens);
         return Err(Refusal::invalid("tokens", message));
@@ -116,6 +113,6 @@ pub async fn detokenize(state: Data<ApiState>, request: HttpRequest, taken: Take
 #[serde(deny_unknown_fields)]
 pub struct TokenList {
     tokens: Vec<u32>,
-    #[serde(default, rename = "model")]
-    _model: Option<String>,
+    #[serde(default)]
+    model: Option<String>,
 }

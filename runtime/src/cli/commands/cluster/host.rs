@@ -189,10 +189,15 @@ fn show(globals: &Globals, host: &HostStatus) -> Result<(), CliError> {
         ("kv", bytes(host.kv_bytes)),
         ("restarts", host.restarts.to_string()),
         ("process", host.pid.map_or("-".into(), |pid| pid.to_string())),
+        ("protocol", host.protocol.map_or("-".into(), |version| version.to_string())),
+        ("build", or_dash(host.build.as_deref().unwrap_or_default())),
         ("address", host.address.clone().unwrap_or("-".into())),
         ("data", data_links(host)),
         ("heard", host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago"))),
     ];
+    if !host.model.is_empty() {
+        lines.insert(2, ("model", host.model.clone()));
+    }
     lines.extend(host.explained().map(|cause| ("cause", cause)));
     output::print_pairs(&lines)
 }
@@ -204,21 +209,27 @@ pub fn data_links(host: &HostStatus) -> String {
 }
 
 fn table(hosts: &[HostStatus]) -> Table {
-    let mut table = Table::new(["HOST", "ROLE", "NODE", "STATE", "WORK", "SHARDS", "KV", "RESTARTS", "HEARD"]);
+    let mut table = Table::new([
+        "HOST", "ROLE", "MODEL", "NODE", "STATE", "WORK", "SHARDS", "KV", "RESTARTS", "PROTOCOL", "BUILD", "HEARD",
+    ]);
     for host in hosts {
         table.row([
             host.name.clone(),
             lower(&host.role),
+            or_dash(&host.model),
             or_dash(&host.node),
             lower(&host.health),
             lower(&host.scheduling),
             host.shards.to_string(),
             bytes(host.kv_bytes),
             host.restarts.to_string(),
+            host.protocol.map_or("-".into(), |version| version.to_string()),
+            or_dash(host.build.as_deref().unwrap_or_default()),
             host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago")),
         ]);
     }
-    table
+    let has_names = hosts.iter().any(|host| !host.model.is_empty());
+    if has_names { table } else { table.without(2) }
 }
 
 fn or_dash(text: &str) -> String {
@@ -233,7 +244,7 @@ mod tests {
         serde_json::from_value(serde_json::json!({
             "name": name, "role": "context", "node": "local", "scheduling": "draining", "shards": 3, "device": "cpu",
             "health": health, "pid": 7, "address": "127.0.0.1:53410", "heartbeat_age_s": 0.12, "kv_bytes": 12_345_678,
-            "cause": null, "restarts": 2,
+            "cause": null, "restarts": 2, "protocol": 3, "build": "0a1b2c3d",
         }))
         .unwrap()
     }
@@ -242,9 +253,9 @@ mod tests {
     fn the_list_fits_100_columns() {
         let text = table(&[host("context-0", HostHealth::Ready), host("context-1", HostHealth::Dead)]).to_string();
         insta::assert_snapshot!(text, @r"
-        HOST       ROLE     NODE   STATE  WORK      SHARDS        KV  RESTARTS      HEARD
-        context-0  context  local  ready  draining       3  11.8 MiB         2  0.1 s ago
-        context-1  context  local  dead   draining       3  11.8 MiB         2  0.1 s ago
+        HOST       ROLE     NODE   STATE  WORK      SHARDS        KV  RESTARTS  PROTOCOL     BUILD      HEARD
+        context-0  context  local  ready  draining       3  11.8 MiB         2         3  0a1b2c3d  0.1 s ago
+        context-1  context  local  dead   draining       3  11.8 MiB         2         3  0a1b2c3d  0.1 s ago
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 100));
     }

@@ -13,6 +13,7 @@ use crate::{
 };
 
 pub(crate) const EMBEDDED: Model = Model {
+    name: None,
     path: None,
     random: None,
     linear: None,

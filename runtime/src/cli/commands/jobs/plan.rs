@@ -2,6 +2,8 @@
 
 mod placed;
 
+use std::sync::Arc;
+
 use asterism_actors::{
     JobError,
     api::{JobRequest, PlacementPolicy, Prompt, SessionRequest},
@@ -42,6 +44,9 @@ pub struct PlanArgs {
     /// Hosts
     #[command(flatten)]
     pub placement: PlacementArgs,
+    /// Model, of several [default: the cluster's first]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
     /// Plan a session: what encoding it costs, and each question to it
     #[arg(long)]
     pub session: bool,
@@ -53,7 +58,7 @@ pub struct PlanArgs {
 /// Plans a context of made-up tokens.
 pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
     logging::client(globals);
-    let planner = Planner::of(globals)?;
+    let planner = Planner::of(globals, args.model_name.as_deref())?;
     planner.refuse_too_long(args.tokens, args.query_tokens)?;
     let vocab = planner.model.config.vocab as u64;
     // Spread over the vocabulary, so that chunks differ.
@@ -83,7 +88,7 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
 /// Plans jobs for a cluster that need not run.
 pub struct Planner {
     cluster: Cluster,
-    model: ModelFront,
+    model: Arc<ModelFront>,
 }
 
 /// One host's part of a plan.
@@ -139,13 +144,22 @@ impl PlannedHost {
 }
 
 impl Planner {
-    /// For the cluster file, or the sample.
-    pub fn of(globals: &Globals) -> Result<Self, CliError> {
+    /// For the cluster file, or the sample, and its model of a name, or the first.
+    pub fn of(globals: &Globals, model: Option<&str>) -> Result<Self, CliError> {
         let cluster = match globals.cluster_if_any()? {
             Some(cluster) => cluster,
             None => Cluster::resolve(&sample(), std::path::Path::new(".")).map_err(CliError::usage)?,
         };
-        Ok(Self { model: checkpoint::model_front(&cluster.model)?, cluster })
+        let mut known = Vec::new();
+        for own in cluster.models() {
+            let front = checkpoint::model_front(own)?;
+            if model.is_none_or(|model| model == front.name) {
+                return Ok(Self { model: Arc::new(front), cluster: cluster.of_model(own) });
+            }
+            known.push(format!("'{}'", front.name));
+        }
+        let error = JobError::NoModel { asked: model.unwrap_or_default().to_owned(), known };
+        Err(CliError::of_code(error.code(), error.to_string()))
     }
 
     /// Refuses what the model does not take before it costs anything.
@@ -205,11 +219,11 @@ impl Planner {
     /// What a question to a session gets anew, and what that costs.
     fn question(&self, refresh: Option<&Refresh>) -> String {
         let Some(refresh) = refresh else { return "each question: nothing is encoded again for it".into() };
-        let shape = self.model.config.shape(self.config().dtype);
+        let shape = self.model.config.shape(self.config().first_model().dtype);
         let cost = Cost::of(&refresh.pass(), &shape);
         let flops: u64 = cost.hosts.iter().map(|host| host.flops).sum();
         let on = Conditions { shape: &shape, machines: &[0], query_tokens: 1 };
-        let takes = calibration::find(&self.cluster, &self.model.name)
+        let takes = calibration::find(&self.cluster, &self.model.checkpoint)
             .map(|speeds| format!(", in {}", duration(Forecast::of(&cost, &on, &speeds).encode_s)));
         format!(
             "each question: {} tokens encoded again on the query host, {:.1} GFLOP{}",
@@ -227,7 +241,7 @@ impl Planner {
     }
 
     fn config(&self) -> SupervisorConfig {
-        wiring::supervisor_config(&self.cluster, &self.model)
+        wiring::supervisor_config(&self.cluster, std::slice::from_ref(&self.model))
     }
 
     fn show_plan(
@@ -240,13 +254,13 @@ impl Planner {
         let config = self.config();
         let holders = Holders::of(&self.cluster, &self.model.config);
         holders.place(&mut plan, &policy)?;
-        let shape = self.model.config.shape(config.dtype);
+        let shape = self.model.config.shape(config.first_model().dtype);
         let cost = Cost::of(&plan, &shape);
         let row = |(at, (host, cost)): (usize, (&&Host, &HostCost))| PlannedHost::new(host, holders.weights(at), cost);
         let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).enumerate().map(row).collect();
         rows.push(self.query_row(query_tokens + answer_tokens)?);
         let on = Conditions { shape: &shape, machines: &holders.machines(), query_tokens };
-        let timing = match calibration::find(&self.cluster, &self.model.name) {
+        let timing = match calibration::find(&self.cluster, &self.model.checkpoint) {
             Ok(speeds) => timed(&mut rows, &Forecast::of(&cost, &on, &speeds)),
             Err(missing) => missing,
         };

@@ -62,6 +62,9 @@ pub struct CreateArgs {
     /// Name of the session: of letters, digits and the signs . - _
     #[arg(long, value_name = "NAME")]
     pub name: String,
+    /// Model that encodes it and answers, of several [default: the cluster's first]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
     /// How long it lives, such as 90s, 30m, 2h, 1d [default: the cluster's]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     pub ttl: Option<Duration>,
@@ -166,6 +169,7 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
     let request = SessionRequest {
         name: args.name.clone(),
         context: read_contexts(&args.context)?.into(),
+        model: args.model_name.clone(),
         method: args.method.resolve()?,
         allow_idle_hosts: args.allow_idle_hosts,
         chat_template: true,
@@ -253,6 +257,7 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
     let id = id.or_else(|| keep.then(own_id));
     let kept = id.clone().filter(|_| keep).map(|id| (name.clone(), id));
     let submit = SubmitArgs {
+        model_name: None,
         context: Vec::new(),
         session: Some(name),
         query: Some(query),

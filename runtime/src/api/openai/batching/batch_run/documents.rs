@@ -57,6 +57,7 @@ impl BatchWork {
             let request = SessionRequest {
                 name: name.to_owned(),
                 context,
+                model: job.model.clone(),
                 method: job.method.clone(),
                 allow_idle_hosts: job.allow_idle_hosts,
                 chat_template: job.chat_template,
@@ -89,5 +90,7 @@ pub(super) fn document(job: &JobRequest) -> Option<Digest> {
     let mut context = digest::Context::new(&digest::SHA256);
     let text = job.context.as_ref().filter(|context| context.text().is_some())?;
     context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator, job.chat_template)).ok()?);
+    // One model's keys and values are none of another's.
+    context.update(job.model.as_deref().unwrap_or_default().as_bytes());
     context.finish().as_ref().try_into().ok()
 }

@@ -10,7 +10,7 @@ use asterism_plan::StepSeconds;
 use crate::{
     client::{Client, Following},
     cluster::{
-        file::{ClusterFile, HostSection, ModelSection, Role},
+        file::{ClusterFile, HostSection, ModelSection, ModelSections, Role},
         sample::sample,
     },
     error::CliError,
@@ -70,7 +70,7 @@ pub fn measure(
     (vocab, most): (usize, usize),
     known: Known,
 ) -> Result<Steps, CliError> {
-    let model = globals.typed_cluster_if_any()?.map(|file| file.model).unwrap_or_default();
+    let model = globals.typed_cluster_if_any()?.map(|file| file.model.first).unwrap_or_default();
     let cluster = TemporaryCluster::start(hosts_of(setup, model), CALIBRATION_START_TIMEOUT)?;
     let client = cluster.client(globals)?;
     let room = most.saturating_sub(QUERY_ROWS + STEPS_ANSWER_TOKENS) / setup.context_hosts;
@@ -101,6 +101,8 @@ fn hosts_of(setup: &CalibrationSetup, model: ModelSection) -> ClusterFile {
     let host = |name: &str, role, threads| HostSection { threads: Some(threads), ..HostSection::new(name, role) };
     let contexts = (0..setup.context_hosts).map(|at| host(&format!("context-{at}"), Role::Context, setup.threads));
     let query = host("query-0", Role::Query, setup.query_threads);
+    // It is the only one, whatever it is called.
+    let model = ModelSections { first: ModelSection { name: None, ..model }, further: Vec::new() };
     ClusterFile { model, hosts: contexts.chain([query]).collect(), ..sample() }
 }
 

@@ -35,6 +35,9 @@ pub struct SubmitArgs {
     /// Session to ask, instead of a document
     #[arg(long, value_name = "NAME", conflicts_with_all = ["context", "input", "method", "block_size", "anchor_size", "allow_idle_hosts", "dry_run"])]
     pub session: Option<String>,
+    /// Model that answers, of several [default: the session's or the cluster's first]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
     /// Question, or - for standard input
     #[arg(long, value_name = "TEXT")]
     pub query: Option<String>,
@@ -202,6 +205,7 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, asked: JobRequest) 
     JobRequest {
         id: args.id.clone(),
         session: args.session.clone(),
+        model: args.model_name.clone(),
         method: method.clone(),
         allow_idle_hosts: args.allow_idle_hosts,
         max_tokens: generation.max_tokens.0,
@@ -244,7 +248,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
 }
 
 fn dry_run(globals: &Globals, requests: Vec<JobRequest>) -> Result<Exit, CliError> {
-    let planner = Planner::of(globals)?;
+    let planner = Planner::of(globals, requests.first().and_then(|request| request.model.as_deref()))?;
     requests.into_iter().try_for_each(|request| planner.show(globals, request))?;
     globals.note("nothing was submitted");
     Ok(Exit::Success)
