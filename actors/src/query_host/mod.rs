@@ -3,6 +3,7 @@
 mod arrival;
 mod engine;
 mod generation;
+mod lookup;
 mod partials;
 mod refresh;
 mod schedule;

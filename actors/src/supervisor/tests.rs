@@ -79,6 +79,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         max_running: 1,
         encode_ahead: Duration::ZERO,
         max_generating: 32,
+        speculates: true,
         max_queue: 3,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
