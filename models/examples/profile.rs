@@ -230,10 +230,15 @@ fn main() -> Result<()> {
         let took: Duration = (0..arguments.decode).map(|_| jobs.step(&decoder)).sum::<Result<_>>()?;
         table(&format!("{} steps of {count} jobs", arguments.decode), took, &backend.take());
     }
-    let many: Vec<_> = arguments.jobs.iter().zip(&mut taken).map(|(jobs, taken)| {
-        let seconds = median(taken);
-        json!({"jobs": jobs, "step_ms": 1000.0 * seconds, "tokens_per_second": *jobs as f64 / seconds})
-    }).collect();
+    let many: Vec<_> = arguments
+        .jobs
+        .iter()
+        .zip(&mut taken)
+        .map(|(jobs, taken)| {
+            let seconds = median(taken);
+            json!({"jobs": jobs, "step_ms": 1000.0 * seconds, "tokens_per_second": *jobs as f64 / seconds})
+        })
+        .collect();
     let prefill_seconds = median(&mut prefills);
     println!(
         "{}",
@@ -329,7 +334,8 @@ impl<B: Backend> Together<B> {
         let mut parts: Vec<StepPart<'_, B>> =
             parts.map(|(generator, id)| StepPart { generator, ids: std::slice::from_ref(id) }).collect();
         let ends = step(decoder, &mut parts, &mut host)?;
-        let x: Vec<&B::Tensor> = ends.iter().map(|end| end.as_ref().ok().context("a part left its step")).collect::<Result<_>>()?;
+        let x: Vec<&B::Tensor> =
+            ends.iter().map(|end| end.as_ref().ok().context("a part left its step")).collect::<Result<_>>()?;
         for (last, logits) in self.last.iter_mut().zip(decoder.last_logits(&x)?) {
             *last = Sampler::new(Sampling::default()).next(&logits?);
         }
@@ -365,7 +371,8 @@ struct Arguments {
 
 impl Arguments {
     fn parse() -> Result<Self> {
-        let mut parsed = Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None, jobs: Vec::new() };
+        let mut parsed =
+            Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None, jobs: Vec::new() };
         let mut given = std::env::args().skip(1);
         while let Some(name) = given.next() {
             let value = given.next().with_context(|| format!("{name} needs a value"))?;

@@ -254,7 +254,8 @@ impl<B: Backend> Engine<B> {
         };
         let threads = threads.min(logits / LOGITS_OF_A_THREAD).max(1);
         let draw = |part: &mut [(u64, &mut Generation<B>, Vec<LastRow>)]| -> Vec<(u64, ChosenTokens)> {
-            let draw = |generation: &mut Generation<B>, rows: &[LastRow]| Ok((generation.choose(rows)?, rows.len() - 1));
+            let draw =
+                |generation: &mut Generation<B>, rows: &[LastRow]| Ok((generation.choose(rows)?, rows.len() - 1));
             part.iter_mut().map(|(job, generation, rows)| (*job, draw(generation, rows))).collect()
         };
         let each = drawn.len().div_ceil(threads).max(1);

@@ -432,8 +432,11 @@ mod tests {
     /// The rows of a step of jobs that decode behind so many keys each, whose guesses are right as often as that.
     fn guessing(jobs: &[(u64, f64)]) -> Vec<usize> {
         let decoding = decoding(&jobs.iter().map(|(keys, _)| (0, *keys)).collect::<Vec<_>>());
-        let jobs: Vec<WaitingJob> =
-            decoding.into_iter().zip(jobs).map(|(one, (_, chance))| WaitingJob { guesses: 15, chance: *chance, ..one }).collect();
+        let jobs: Vec<WaitingJob> = decoding
+            .into_iter()
+            .zip(jobs)
+            .map(|(one, (_, chance))| WaitingJob { guesses: 15, chance: *chance, ..one })
+            .collect();
         taught().choose(&jobs, WIDE).into_iter().map(|(_, rows)| rows).collect()
     }
 
@@ -454,7 +457,10 @@ mod tests {
     #[test]
     fn guesses_take_what_others_leave() {
         let chat = WaitingJob { guesses: 15, chance: 1.0, ..waiting(1, 1, 1) };
-        assert_eq!(taught().choose(&[chat, waiting(2, 1000, 1)], ROOM), taught().choose(&[waiting(1, 1, 1), waiting(2, 1000, 1)], ROOM));
+        assert_eq!(
+            taught().choose(&[chat, waiting(2, 1000, 1)], ROOM),
+            taught().choose(&[waiting(1, 1, 1), waiting(2, 1000, 1)], ROOM)
+        );
         assert_eq!(taught().choose(&[WaitingJob { again: Some(3), ..chat }], WIDE), [(1, 3)], "as it was");
         assert_eq!(untaught().choose(&[chat], WIDE), [(1, 1)], "nothing is known yet");
         assert_eq!(taught().choose(&[WaitingJob { shards: 100, ..chat }], ROOM), [(1, 4)], "what a frame holds");

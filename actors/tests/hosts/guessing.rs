@@ -87,7 +87,10 @@ async fn guesses_change_no_answer() {
     for (at, choice) in choices(&plain.choice, &stop).into_iter().enumerate() {
         let order = Generate { job: JOB + 1 + at as u64, choice: Box::new(choice), ..plain.clone() };
         let (expected, _) = answer(&mut bench, "q0", &order).await;
-        let lookup = Some(context(&case));
+        // The prompt has the answer, and behind that one that is wrong at each ninth token.
+        let answer_ids: Vec<u32> = expected.0.iter().map(|token| token.0).collect();
+        let wrong = answer_ids.iter().enumerate().map(|(at, id)| if at % 9 == 8 { id ^ 1 } else { *id }).collect();
+        let lookup = Some([context(&case), answer_ids, wrong].concat());
         let (guessed, times) = answer(&mut bench, "q1", &Generate { lookup, ..order.clone() }).await;
         assert_eq!(guessed, expected, "{:?}", order.choice);
         // Tokens of a prompt that are scored take no steps of their own.
