@@ -217,28 +217,7 @@ fn main() -> Result<()> {
         table("decode", start.elapsed(), &backend.take());
         tokens = answer.tokens;
     }
-    let each: Vec<_> = arguments.jobs.iter().map(|jobs| together(&decoder, &prompt, *jobs)).collect::<Result<_>>()?;
-    let mut taken = vec![Vec::new(); each.len()];
-    let mut each = each;
-    for _ in 0..arguments.decode * arguments.repeat {
-        for (jobs, taken) in each.iter_mut().zip(&mut taken) {
-            taken.push(jobs.step(&decoder)?);
-        }
-    }
-    for (jobs, count) in each.iter_mut().zip(&arguments.jobs) {
-        backend.take();
-        let took: Duration = (0..arguments.decode).map(|_| jobs.step(&decoder)).sum::<Result<_>>()?;
-        table(&format!("{} steps of {count} jobs", arguments.decode), took, &backend.take());
-    }
-    let many: Vec<_> = arguments
-        .jobs
-        .iter()
-        .zip(&mut taken)
-        .map(|(jobs, taken)| {
-            let seconds = median(taken);
-            json!({"jobs": jobs, "step_ms": 1000.0 * seconds, "tokens_per_second": *jobs as f64 / seconds})
-        })
-        .collect();
+    let many = steps_together(&arguments, &checkpoint, &prompt)?;
     let prefill_seconds = median(&mut prefills);
     println!(
         "{}",
@@ -293,6 +272,43 @@ impl<B: Backend> Answer<B> {
         };
         (0..count).map(step).collect()
     }
+}
+
+/// Times of the steps of as many jobs as are asked for, in turn, on a backend that nothing times.
+fn steps_together(arguments: &Arguments, checkpoint: &Checkpoint, prompt: &[u32]) -> Result<Vec<serde_json::Value>> {
+    if arguments.jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
+    let decoder = Decoder::load(Arc::new(Cpu::new(options)?), checkpoint, DecoderParts::All)?;
+    let each = arguments.jobs.iter().map(|jobs| together(&decoder, prompt, *jobs));
+    let mut each = each.collect::<Result<Vec<_>>>()?;
+    let (mut taken, mut computed) = (vec![Vec::new(); each.len()], vec![0.0; each.len()]);
+    let steps = arguments.decode * arguments.repeat;
+    for _ in 0..steps {
+        for ((jobs, taken), computed) in each.iter_mut().zip(&mut taken).zip(&mut computed) {
+            let before = computed_seconds();
+            taken.push(jobs.step(&decoder)?);
+            *computed += computed_seconds() - before;
+        }
+    }
+    let told = |((jobs, taken), computed): ((&usize, &mut Vec<Duration>), &f64)| {
+        let seconds = median(taken);
+        json!({
+            "jobs": jobs,
+            "step_ms": 1000.0 * seconds,
+            "tokens_per_second": *jobs as f64 / seconds,
+            "first_thread_ms": 1000.0 * computed / steps as f64,
+        })
+    };
+    Ok(arguments.jobs.iter().zip(&mut taken).zip(&computed).map(told).collect())
+}
+
+/// Seconds that the first thread has computed, as the kernel counts them: with one thread all of the work, however busy the machine is.
+fn computed_seconds() -> f64 {
+    let told = std::fs::read_to_string("/proc/self/schedstat").ok();
+    let nanoseconds = told.and_then(|told| told.split(' ').next()?.parse::<f64>().ok());
+    nanoseconds.map_or(f64::NAN, |nanoseconds| 1e-9 * nanoseconds)
 }
 
 /// Jobs that share their steps, each with a copy of the keys.

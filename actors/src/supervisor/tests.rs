@@ -455,6 +455,18 @@ fn a_lost_query_host_is_replaced_and_goes_through_the_tokens_again() {
 }
 
 #[test]
+fn who_generates_has_the_context_to_guess_from_where_the_cluster_speculates() {
+    for speculates in [true, false] {
+        let mut cluster = Cluster::ready(SupervisorConfig { speculates, ..config(2, 0) });
+        let job = cluster.submit(None);
+        cluster.encode();
+        let (_, generate) = cluster.generation().expect("asked");
+        let context = cluster.status(job).context_tokens;
+        assert_eq!(generate.lookup.map(|ids| ids.len()), speculates.then_some(context));
+    }
+}
+
+#[test]
 fn a_spare_takes_over_before_others_and_only_spares_do_if_so_configured() {
     for (spares, expected) in [(1, Some(4)), (0, None)] {
         let mut cluster = Cluster::ready(SupervisorConfig { recovery: Recovery::Spare, ..config(2, spares) });
