@@ -16,7 +16,7 @@ pub const SPREAD_SECONDS: [f64; 20] = [
 /// More layers than any model has.
 const MOST_LAYERS: u64 = 4096;
 /// More guesses than a step brings of a job.
-const MOST_GUESSES: u64 = 1024;
+const BOUND_OF_GUESSES: u64 = 1024;
 
 const BUCKETS: usize = SPREAD_SECONDS.len() + 1;
 
@@ -156,7 +156,7 @@ impl Phase2Times {
         let (steps, layers) = (self.step.count(), self.layer_wait.count());
         let spreads = [&self.step, &self.token, &self.layer_wait, &self.merge];
         let seconds = spreads.iter().flat_map(|spread| spread.seconds).all(|seconds| (0.0..1e9).contains(&seconds));
-        let guessed = self.right_guesses <= self.guesses && self.guesses <= steps * MOST_GUESSES;
+        let guessed = self.right_guesses <= self.guesses && self.guesses <= steps * BOUND_OF_GUESSES;
         let chosen = steps.saturating_add(self.right_guesses);
         let counts = self.token.count() <= chosen.saturating_sub(1)
             && layers == self.merge.count()
