@@ -124,6 +124,9 @@ PHASES = [
      quantiles("phase2_step_seconds"), {}),
     ("lines", "Wait in a layer", "The query host's wait in a layer for the slowest context host, its own attention being done.", "s",
      quantiles("phase2_layer_wait_seconds"), {}),
+    ("lines", "Tokens guessed", "Guesses of tokens that steps took along, and those that were right, a second.", "short",
+     [(rate("spec_decode_num_draft_tokens_total", None)[0], "guessed"),
+      (rate("spec_decode_num_accepted_tokens_total", None)[0], "right")], {}),
     ("lines", "Merge in a layer", "The query host's merging of partials in a layer.", "s", quantiles("phase2_merge_seconds"), {}),
     ("lines", "Where phase 2 goes", "Seconds of phase 2 a second, by what the query hosts do: wait for context hosts, merge, or "
      "compute on their own.", "s",

@@ -104,6 +104,7 @@ async fn start_on(
         max_running: 2,
         encode_ahead: Duration::ZERO,
         max_generating: 32,
+        speculates: true,
         max_queue: 64,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,

@@ -255,6 +255,7 @@ fn host_commands() {
             query_start: 1000,
             shards: vec![KeptShard { keys: 1000, group: 0 }; 3],
             refresh_order: Some(Box::new(refresh_order)),
+            lookup: Some((0..100).collect()),
             fan_in: 32,
             view: ContextView::All,
             holders: holders(),

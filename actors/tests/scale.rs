@@ -63,6 +63,7 @@ fn config(hosts: usize) -> SupervisorConfig {
         max_running: 4,
         encode_ahead: Duration::ZERO,
         max_generating: 32,
+        speculates: true,
         max_queue: 16,
         max_queue_bytes: 1 << 30,
         recovery: Recovery::Redistribute,

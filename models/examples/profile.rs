@@ -1,9 +1,9 @@
 //! Where the time of a prefill and of decoding goes, operation by operation: a backend that times another one.
 //!
 //!     cargo run --release -p asterism-models --example profile -- [--tokens 8192] [--decode 16] [--repeat 3]
-//!         [--dtype f32|bf16] [--threads 2] [--model DIR]
+//!         [--dtype f32|bf16] [--threads 2] [--model DIR] [--jobs 1,16]
 //!
-//! The prompt is that of asterism-7m/transformers_bench.py. Tables go to stderr, one JSON object to stdout.
+//! With `--jobs`, the steps of one job and of so many are timed in turn, each with keys of its own. The prompt is that of asterism-7m/transformers_bench.py. Tables go to stderr, one JSON object to stdout.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,8 +17,8 @@ use asterism_kernels::{
     TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
-    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, Sampler, Sampling, encode_plan,
-    synthetic_prompt,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, Sampler, Sampling, StepPart, encode_plan,
+    step, synthetic_prompt,
 };
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
@@ -217,6 +217,7 @@ fn main() -> Result<()> {
         table("decode", start.elapsed(), &backend.take());
         tokens = answer.tokens;
     }
+    let many = steps_together(&arguments, &checkpoint, &prompt)?;
     let prefill_seconds = median(&mut prefills);
     println!(
         "{}",
@@ -228,6 +229,7 @@ fn main() -> Result<()> {
             "prefill_tokens_per_second": prompt.len() as f64 / prefill_seconds,
             "decode_ms_per_token": 1000.0 * median(&mut steps),
             "tokens": tokens,
+            "together": many,
         })
     );
     Ok(())
@@ -272,6 +274,91 @@ impl<B: Backend> Answer<B> {
     }
 }
 
+/// Times of the steps of as many jobs as are asked for, in turn, on a backend that nothing times.
+fn steps_together(arguments: &Arguments, checkpoint: &Checkpoint, prompt: &[u32]) -> Result<Vec<serde_json::Value>> {
+    if arguments.jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
+    let decoder = Decoder::load(Arc::new(Cpu::new(options)?), checkpoint, DecoderParts::All)?;
+    let each = arguments.jobs.iter().map(|jobs| together(&decoder, prompt, *jobs));
+    let mut each = each.collect::<Result<Vec<_>>>()?;
+    let (mut taken, mut computed) = (vec![Vec::new(); each.len()], vec![0.0; each.len()]);
+    let steps = arguments.decode * arguments.repeat;
+    for _ in 0..steps {
+        for ((jobs, taken), computed) in each.iter_mut().zip(&mut taken).zip(&mut computed) {
+            let before = computed_seconds();
+            taken.push(jobs.step(&decoder)?);
+            *computed += computed_seconds() - before;
+        }
+    }
+    let told = |((jobs, taken), computed): ((&usize, &mut Vec<Duration>), &f64)| {
+        let seconds = median(taken);
+        json!({
+            "jobs": jobs,
+            "step_ms": 1000.0 * seconds,
+            "tokens_per_second": *jobs as f64 / seconds,
+            "first_thread_ms": 1000.0 * computed / steps as f64,
+        })
+    };
+    Ok(arguments.jobs.iter().zip(&mut taken).zip(&computed).map(told).collect())
+}
+
+/// Seconds that the first thread has computed, as the kernel counts them: with one thread all of the work, however busy the machine is.
+fn computed_seconds() -> f64 {
+    let told = std::fs::read_to_string("/proc/self/schedstat").ok();
+    let nanoseconds = told.and_then(|told| told.split(' ').next()?.parse::<f64>().ok());
+    nanoseconds.map_or(f64::NAN, |nanoseconds| 1e-9 * nanoseconds)
+}
+
+/// Jobs that share their steps, each with a copy of the keys.
+struct Together<B: Backend> {
+    shards: Vec<Vec<EncodedShard<B>>>,
+    generators: Vec<Generator<B>>,
+    last: Vec<u32>,
+}
+
+fn together<B: Backend>(decoder: &Decoder<B>, prompt: &[u32], jobs: usize) -> Result<Together<B>> {
+    let mut all = Together { shards: Vec::new(), generators: Vec::new(), last: Vec::new() };
+    let first = prefill(decoder, prompt)?;
+    for job in 0..jobs {
+        let copied = |shard: &EncodedShard<B>| -> Result<EncodedShard<B>> {
+            let backend = decoder.backend();
+            let copy = |kv: &B::Kv| backend.kv_rows(kv, 0, backend.kv_len(kv));
+            Ok(EncodedShard { layers: shard.layers.iter().map(copy).collect::<Result<_, _>>()?, ..shard.clone() })
+        };
+        let shards: Vec<EncodedShard<B>> = first.shards.iter().map(copied).collect::<Result<_>>()?;
+        let (context, query) = prompt.split_at(prompt.len() - 1);
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
+        let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
+        all.generators.push(Generator::of(&plan));
+        all.shards.push(shards);
+        all.last.push(query[0] + job as u32);
+    }
+    Ok(all)
+}
+
+impl<B: Backend> Together<B> {
+    /// The time of a step, to the choice of each job's next token.
+    fn step(&mut self, decoder: &Decoder<B>) -> Result<Duration> {
+        let start = Instant::now();
+        let contexts = self.shards.iter().map(|shards| shards.iter().collect()).collect();
+        let mut host = LocalContext::of(decoder.backend(), contexts);
+        let ids = self.last.clone();
+        let parts = self.generators.iter_mut().zip(&ids);
+        let mut parts: Vec<StepPart<'_, B>> =
+            parts.map(|(generator, id)| StepPart { generator, ids: std::slice::from_ref(id) }).collect();
+        let ends = step(decoder, &mut parts, &mut host)?;
+        let x: Vec<&B::Tensor> =
+            ends.iter().map(|end| end.as_ref().ok().context("a part left its step")).collect::<Result<_>>()?;
+        for (last, logits) in self.last.iter_mut().zip(decoder.last_logits(&x)?) {
+            *last = Sampler::new(Sampling::default()).next(&logits?);
+        }
+        Ok(start.elapsed())
+    }
+}
+
 fn median(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     times.get(times.len() / 2).map_or(f64::NAN, Duration::as_secs_f64)
@@ -295,11 +382,13 @@ struct Arguments {
     threads: usize,
     dtype: DType,
     model: Option<PathBuf>,
+    jobs: Vec<usize>,
 }
 
 impl Arguments {
     fn parse() -> Result<Self> {
-        let mut parsed = Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None };
+        let mut parsed =
+            Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None, jobs: Vec::new() };
         let mut given = std::env::args().skip(1);
         while let Some(name) = given.next() {
             let value = given.next().with_context(|| format!("{name} needs a value"))?;
@@ -310,6 +399,7 @@ impl Arguments {
                 "--threads" => parsed.threads = value.parse()?,
                 "--dtype" if value == "f32" => parsed.dtype = DType::F32,
                 "--dtype" if value == "bf16" => parsed.dtype = DType::Bf16,
+                "--jobs" => parsed.jobs = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
                 "--model" => parsed.model = Some(value.into()),
                 _ => bail!("{name} {value} is not an option"),
             }

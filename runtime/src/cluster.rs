@@ -112,6 +112,8 @@ pub struct Cluster {
 pub struct ServingLimits {
     /// Jobs of one query host.
     pub max_generating: usize,
+    /// Whether tokens are guessed and several verified in a step.
+    pub speculation: file::Speculation,
     /// How long a step may take; none: as suits the device.
     pub token_interval: Option<Duration>,
 }
@@ -363,7 +365,11 @@ fn serving(file: &ClusterFile) -> Result<ServingLimits, ClusterError> {
     if let Some(got) = interval.filter(|got| !(1..=MOST_INTERVAL_MS).contains(got)) {
         return Err(refused("serving.token_interval_ms", got, "1 to 10000 milliseconds"));
     }
-    Ok(ServingLimits { max_generating: jobs, token_interval: interval.map(Duration::from_millis) })
+    Ok(ServingLimits {
+        max_generating: jobs,
+        speculation: file.serving.speculation,
+        token_interval: interval.map(Duration::from_millis),
+    })
 }
 
 fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {

@@ -43,6 +43,7 @@ const SHELLS: &[&str] = &[
 const PURE: &[&str] = &[
     "state.rs",
     "context_host/parcels/pieces.rs",
+    "query_host/lookup.rs",
     "query_host/schedule.rs",
     "query_host/partials/gather.rs",
     "query_host/partials/layer_step.rs",

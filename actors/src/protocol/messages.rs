@@ -363,6 +363,8 @@ pub struct Generate {
     pub shards: Vec<KeptShard>,
     /// What of the context it gets anew: keys that no shard answers for.
     pub refresh_order: Option<Box<RefreshOrder>>,
+    /// The context's ids, or its last ones: what was answered before is guessed from them. None where nothing is to be guessed.
+    pub lookup: Option<Vec<u32>>,
     /// Partials that are merged at a time, above the groups of the shards.
     pub fan_in: u32,
     /// Which of the keys a row sees.

@@ -60,15 +60,15 @@ const SCORED_ROWS: usize = 64;
 struct PartLogits {
     /// Tokens of its question with the logits that they were expected by.
     scored: Vec<AnswerToken>,
-    /// What its last row came to, if a token comes of it.
-    last: Option<LastRow>,
+    /// What its last row came to, if a token comes of it, and the rows of guesses behind it.
+    last: Vec<LastRow>,
 }
 
 /// What a part comes to.
 type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
 
-/// The token that was chosen, and how the answer ends.
-type ChosenToken = Result<Chosen, ModelError>;
+/// The tokens that were chosen, and how the answer ends; of how many guesses.
+type ChosenTokens = Result<(Vec<Chosen>, usize), ModelError>;
 
 impl<B: Backend> Engine<B> {
     /// Generates nothing yet, later in steps of about `interval`; what happens goes to `post`.
@@ -206,15 +206,18 @@ impl<B: Backend> Engine<B> {
         }
         for (job, chosen) in tokens {
             match chosen {
-                Ok(chosen) => self.chosen(job, chosen),
+                Ok((chosen, guesses)) => {
+                    self.contexts.guessed(job, guesses, chosen.len().saturating_sub(1));
+                    chosen.into_iter().for_each(|chosen| self.chosen(job, chosen));
+                }
                 Err(error) => self.end(job, failed(error.code(), error.to_string())),
             }
         }
     }
 
-    /// A step took so long: what comes of it for the jobs that have a token of it, or failed. Where logits are many, several threads
+    /// A step took so long: what comes of it for the jobs that have tokens of it, or failed. Where logits are many, several threads
     /// choose.
-    fn tokens(&mut self, chosen: &[(u64, usize)], ends: Vec<PartEnd>, took: Duration) -> Vec<(u64, ChosenToken)> {
+    fn tokens(&mut self, chosen: &[(u64, usize)], ends: Vec<PartEnd>, took: Duration) -> Vec<(u64, ChosenTokens)> {
         let (mut tokens, mut drawn) = (Vec::with_capacity(chosen.len()), Vec::new());
         let mut ends = chosen.iter().zip(ends).peekable();
         for (job, generation) in &mut self.generations {
@@ -224,22 +227,24 @@ impl<B: Backend> Engine<B> {
                 Err(StepError::Later) => {}
                 Ok(Ok(PartLogits { scored, last })) => {
                     scored.into_iter().for_each(|token| (self.post)(QueryHostEvent::Token { job: *job, token }));
-                    if let Some(logits) = last {
+                    if !last.is_empty() {
                         self.contexts.stepped(*job, generation.took());
-                        drawn.push((*job, generation, logits));
+                        drawn.push((*job, generation, last));
                     }
                 }
                 Ok(Err(error)) | Err(StepError::Failed(error)) => tokens.push((*job, Err(error))),
             }
         }
-        let logits: usize = drawn.iter().map(|(.., last)| last.logits()).sum();
+        let logits: usize = drawn.iter().flat_map(|(.., last)| last).map(LastRow::logits).sum();
         let threads = match self.model.cores.threads() {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
         let threads = threads.min(logits / LOGITS_OF_A_THREAD).max(1);
-        let draw = |part: &mut [(u64, &mut Generation<B>, LastRow)]| -> Vec<(u64, ChosenToken)> {
-            part.iter_mut().map(|(job, generation, logits)| (*job, generation.choose(logits))).collect()
+        let draw = |part: &mut [(u64, &mut Generation<B>, Vec<LastRow>)]| -> Vec<(u64, ChosenTokens)> {
+            let draw =
+                |generation: &mut Generation<B>, rows: &[LastRow]| Ok((generation.choose(rows)?, rows.len() - 1));
+            part.iter_mut().map(|(job, generation, rows)| (*job, draw(generation, rows))).collect()
         };
         let each = drawn.len().div_ceil(threads).max(1);
         let mut parts = drawn.chunks_mut(each);
@@ -291,7 +296,7 @@ impl<B: Backend> Engine<B> {
         self.logits(chosen, ends, &tokens)
     }
 
-    /// What the rows of each part come to, of which `tokens` says whether a token comes of the last.
+    /// What the rows of each part come to, of which `tokens` says whether a token comes of it.
     fn logits(
         &mut self,
         chosen: &[(u64, usize)],
@@ -300,23 +305,25 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Vec<PartEnd>, ModelError> {
         let Self { model, generations, .. } = self;
         let decoder = &model.decoder;
-        let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
         // A device that works off a queue chooses what is likeliest itself, and hands over no logits.
         let chooses =
             |job: &u64| decoder.backend().queues() && generations.get(job).is_some_and(Generation::takes_the_likeliest);
         let likeliest: Vec<bool> = chosen.iter().map(|(job, _)| chooses(job)).collect();
-        let last = |wanted: bool| -> Vec<&B::Tensor> {
-            let complete =
-                ends.iter().zip(tokens).zip(&likeliest).filter(|(pair, of)| complete(*pair) && **of == wanted);
-            complete.filter_map(|((end, _), _)| end.as_ref().ok()).collect()
+        let mut last = Vec::with_capacity(ends.len());
+        for ((end, token), (job, _)) in ends.iter().zip(tokens).zip(chosen) {
+            let rows = generations.get(job).filter(|_| *token).map_or(0, Generation::drawn_rows);
+            last.push(end.as_ref().map_or(Ok(Vec::new()), |x| last_rows(decoder.backend(), x, rows))?);
+        }
+        let rows_of = |wanted: bool| -> Vec<&B::Tensor> {
+            last.iter().zip(&likeliest).filter(|(_, of)| **of == wanted).flat_map(|(rows, _)| rows).collect()
         };
-        let (by_device, by_logits) = (last(true), last(false));
+        let (by_device, by_logits) = (rows_of(true), rows_of(false));
         let drawn = if by_device.is_empty() { Vec::new() } else { decoder.last_likeliest(&by_device)? };
         let logits = if by_logits.is_empty() { Vec::new() } else { decoder.last_logits(&by_logits)? };
         let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Likeliest));
         let mut logits = logits.into_iter().map(|row| row.map(LastRow::Logits));
         let mut all = Vec::with_capacity(ends.len());
-        for ((((job, rows), end), token), likeliest) in chosen.iter().zip(ends).zip(tokens).zip(likeliest) {
+        for ((((job, rows), end), last), likeliest) in chosen.iter().zip(ends).zip(&last).zip(likeliest) {
             let x = match end {
                 Ok(x) => x,
                 Err(error) => {
@@ -324,8 +331,8 @@ impl<B: Backend> Engine<B> {
                     continue;
                 }
             };
-            let next = || if likeliest { drawn.next() } else { logits.next() };
-            let last = token.then(next).flatten().transpose();
+            let next = |_| if likeliest { drawn.next() } else { logits.next() };
+            let last: Result<Vec<LastRow>, ModelError> = last.iter().filter_map(next).collect();
             let generation = generations.get_mut(job);
             let scored = generation.map_or(Ok(Vec::new()), |generation| scored(decoder, generation, (&x, *rows)));
             all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));
@@ -348,6 +355,12 @@ impl<B: Backend> Engine<B> {
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }
     }
+}
+
+/// The last rows of `x (t, e)`, each for itself.
+fn last_rows<B: Backend>(backend: &B, x: &B::Tensor, rows: usize) -> Result<Vec<B::Tensor>, ModelError> {
+    let end = backend.shape(x)[0];
+    (end - rows..end).map(|row| Ok(backend.rows(x, row, row + 1)?)).collect()
 }
 
 /// The tokens of a question that the rows `x (t, e)` of a part tell the probabilities of.

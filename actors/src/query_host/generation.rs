@@ -9,13 +9,18 @@ use crate::{
     api::TokenLogprobs,
     compute::LoadedModel,
     messages::{AnswerToken, Generate},
-    query_host::{forms::PendingGuide, refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans},
+    query_host::{
+        forms::PendingGuide, lookup::Lookup, refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans,
+    },
 };
 
 /// A generation on its way.
 ///
-/// Tokens that another host generated are gone through one step at a time, as they were the first time, so that what
-/// follows them is the same to the last bit: the sampler draws, and is overruled.
+/// For tokens that another host generated the sampler draws, and is overruled: what follows them is the same to the last bit.
+///
+/// A step may bring guesses of what follows its last token, each with a row of its own. The token behind each row is drawn as ever,
+/// and as long as it is what was guessed, the next row is that of the answer; the others are forgotten. So the tokens are those of an
+/// answer without guesses, and so is whatever else is made of the rows.
 pub struct Generation<B: Backend> {
     model: Arc<LoadedModel<B>>,
     order: Generate,
@@ -29,10 +34,16 @@ pub struct Generation<B: Backend> {
     text: TextStream,
     /// Keys of its context, which each row reads.
     keys: u64,
-    /// The question, or the token chosen last.
+    /// The question, or the token chosen last and what is guessed to follow it.
     ids: Vec<u32>,
+    /// How many of them are guesses.
+    guessed: usize,
+    /// Where guesses come from, if there are to be any.
+    lookup: Option<Lookup>,
     /// How many of them went through.
     through: usize,
+    /// Whether the question is through.
+    answers: bool,
     /// Rows of a step that it left: the next one is the same.
     again: Option<usize>,
     tokens: usize,
@@ -41,6 +52,8 @@ pub struct Generation<B: Backend> {
     spans: Option<GenerationSpans>,
 }
 
+/// Most guesses in a step: sixteen rows cost a device little more than one.
+const MOST_GUESSES: usize = 15;
 /// Tokens of an answer's room that are left to close what is open of its form.
 const CLOSES_WITHIN: usize = 64;
 
@@ -85,12 +98,13 @@ impl<B: Backend> Generation<B> {
     /// As ordered; it begins when what is awaited has come.
     pub fn new(
         model: Arc<LoadedModel<B>>,
-        (order, spans): (Generate, Option<GenerationSpans>),
+        (mut order, spans): (Generate, Option<GenerationSpans>),
         (awaited, forming): (Option<PendingRefresh<B>>, Option<PendingGuide>),
     ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let scored = order.choice.scored.as_deref().unwrap_or_default();
         let ids = [&order.query_ids[..], scored].concat();
+        let lookup = order.lookup.take().map(|context| Lookup::new([context, ids.clone()].concat()));
         Self {
             awaited,
             generator: Generator::new(keys, order.query_start).asked(ids.len()),
@@ -99,8 +113,11 @@ impl<B: Backend> Generation<B> {
             forming,
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             ids,
+            guessed: 0,
+            lookup,
             keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
             through: 0,
+            answers: false,
             again: None,
             tokens: 0,
             took: Duration::ZERO,
@@ -130,17 +147,53 @@ impl<B: Backend> Generation<B> {
 
     /// What it has to go through, but for how its shards are spread over hosts.
     pub fn waiting(&self) -> WaitingJob {
-        let (rows, &Generate { job, tenant, .. }) = (self.ids.len() - self.through, &self.order);
-        WaitingJob { job, tenant, rows, again: self.again, shards: 0, keys: self.keys }
+        let (rows, &Generate { job, tenant, .. }) = (self.asked_rows(), &self.order);
+        let (guesses, chance) = self.guesses();
+        WaitingJob { job, tenant, rows, again: self.again, guesses, chance, shards: 0, keys: self.keys }
+    }
+
+    /// Rows that it has to go through, without guesses.
+    fn asked_rows(&self) -> usize {
+        self.ids.len() - self.guessed - self.through
+    }
+
+    /// Tokens that another host generated, of those that come next.
+    fn known(&self) -> &[u32] {
+        self.order.generated.get(self.tokens..).unwrap_or_default()
+    }
+
+    /// How many guesses its next step may bring, and how likely each is right where those before it are.
+    fn guesses(&self) -> (usize, f64) {
+        // Behind its last token, nothing is asked for.
+        let most = (self.order.choice.max_tokens as usize).saturating_sub(self.tokens + 1).min(MOST_GUESSES);
+        match &self.lookup {
+            Some(_) if self.answers && !self.known().is_empty() => (self.known().len().min(most), 1.0),
+            Some(lookup) if self.answers && lookup.chance() > 0.0 => (most, lookup.chance()),
+            _ => (0, 0.0),
+        }
     }
 
     /// Whether a token comes of a step of so many rows.
     pub fn completes(&self, rows: usize) -> bool {
-        self.through + rows == self.ids.len()
+        rows >= self.asked_rows()
     }
 
-    /// Its part of a step.
+    /// How many rows of a step that it completes tokens are drawn of.
+    pub fn drawn_rows(&self) -> usize {
+        1 + self.guessed
+    }
+
+    /// Its part of a step: of more rows than it has to go through, the others are guesses.
     pub fn part(&mut self, rows: usize) -> StepPart<'_, B> {
+        let guesses = rows.saturating_sub(self.asked_rows());
+        if let Some(lookup) = self.lookup.as_ref().filter(|_| guesses > self.guessed) {
+            let known = self.order.generated.get(self.tokens..).filter(|known| !known.is_empty());
+            match known {
+                Some(known) => self.ids.extend(known.iter().take(guesses)),
+                None => self.ids.extend(lookup.guesses(0..guesses)),
+            }
+            self.guessed = guesses;
+        }
         self.again = Some(rows);
         StepPart { generator: &mut self.generator, ids: &self.ids[self.through..self.through + rows] }
     }
@@ -181,9 +234,28 @@ impl<B: Backend> Generation<B> {
         self.guide.is_none() && self.order.choice.logprobs.is_none() && self.sampler.is_greedy()
     }
 
-    /// Chooses the next token from what the last row came to.
-    pub fn choose(&mut self, last: &LastRow) -> Result<Chosen, ModelError> {
+    /// Chooses the next tokens from what the last rows came to: as many as stand behind what is right of the guesses.
+    pub fn choose(&mut self, rows: &[LastRow]) -> Result<Vec<Chosen>, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
+        let guesses = self.ids.split_off(self.ids.len() - std::mem::take(&mut self.guessed));
+        let mut all = Vec::with_capacity(rows.len());
+        for (at, row) in rows.iter().enumerate() {
+            let chosen = self.choose_next(row)?;
+            let token = chosen.token.as_ref().map(|token| token.0);
+            let goes_on = chosen.end.is_none() && token.is_some_and(|token| guesses.get(at) == Some(&token));
+            all.push(chosen);
+            if !goes_on {
+                break;
+            }
+        }
+        if rows.len() > all.len() {
+            self.generator.retract(self.model.decoder.backend(), rows.len() - all.len())?;
+        }
+        Ok(all)
+    }
+
+    /// Chooses the next token from what its row came to.
+    fn choose_next(&mut self, last: &LastRow) -> Result<Chosen, ModelError> {
         if self.tokens >= self.order.choice.max_tokens as usize {
             // The prompt's tokens were all that was asked for.
             return Ok(Chosen { token: None, end: Some(End { stopped: false, text: self.text.finish()? }) });
@@ -208,8 +280,9 @@ impl<B: Backend> Generation<B> {
         self.sampler.accept(id);
         self.guide.as_mut().map_or(Ok(()), |guide| guide.accept(id))?;
         let piece = self.text.push(id)?;
+        self.lookup.iter_mut().for_each(|lookup| lookup.push(id));
         self.tokens += 1;
-        (self.ids, self.through) = (vec![id], 0);
+        (self.ids, self.through, self.answers) = (vec![id], 0, true);
         let logprobs = match (last, choice.logprobs) {
             (LastRow::Logits(logits), Some(most)) => Some(Box::new(TokenLogprobs::of(logits, id, most))),
             _ => None,

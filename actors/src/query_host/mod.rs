@@ -5,6 +5,7 @@ mod background;
 mod engine;
 mod forms;
 mod generation;
+mod lookup;
 mod partials;
 mod refresh;
 mod schedule;

@@ -18,7 +18,7 @@ const QUESTION_SHARE: usize = 4;
 const SUM_ERROR: f64 = 1e-9;
 
 /// A job that waits for its next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WaitingJob {
     /// Job.
     pub job: u64,
@@ -28,6 +28,10 @@ pub struct WaitingJob {
     pub rows: usize,
     /// Rows of a step that has to be taken again as it was.
     pub again: Option<usize>,
+    /// Rows that it may bring besides: guesses of its next tokens.
+    pub guesses: usize,
+    /// How likely each of them is right, where those before it are.
+    pub chance: f64,
     /// Shards of it that one host holds, at most.
     pub shards: usize,
     /// Keys of its context, which each row reads.
@@ -115,6 +119,7 @@ impl StepScheduler {
         let mut filling = Filling { room, left, chosen: BTreeMap::new() };
         while self.take_next(&mut lines, &mut filling) {}
         self.fill_up(waiting, &mut filling);
+        self.guess(waiting, &mut filling);
         if filling.chosen.is_empty()
             && let Some(part) = lines.iter().flat_map(|line| &line.parts).min_by_key(|(one, _)| self.served[&one.job])
         {
@@ -244,6 +249,40 @@ impl StepScheduler {
         }
     }
 
+    /// Rows of guesses, where there is room: the likeliest first, as long as a row brings more tokens for its time than the step
+    /// without it does.
+    fn guess(&mut self, waiting: &[WaitingJob], filling: &mut Filling) {
+        let decodes = |one: &&WaitingJob| one.rows == 1 && one.again.is_none() && filling.chosen.contains_key(&one.job);
+        let decoding: Vec<&WaitingJob> = waiting.iter().filter(decodes).collect();
+        let chosen = |one: &WaitingJob| filling.chosen.get(&one.job).map_or(0.0, |rows| self.seconds(one, *rows));
+        let mut seconds = self.cost.base() + waiting.iter().map(chosen).sum::<f64>();
+        let mut tokens = decoding.len() as f64;
+        let mut guesses: Vec<(f64, &WaitingJob)> = Vec::new();
+        for one in decoding {
+            guesses.extend((0..one.guesses).scan(1.0, |chance, _| {
+                *chance *= one.chance;
+                Some((*chance, one))
+            }));
+        }
+        // Of a job's guesses the first is the likeliest, so that no later one is taken without it.
+        let rate = |(chance, one): &(f64, &WaitingJob)| chance / self.seconds(one, 1);
+        guesses.sort_by(|one, other| rate(other).total_cmp(&rate(one)));
+        let mut taken = Vec::new();
+        for (chance, one) in guesses {
+            let takes = self.seconds(one, 1);
+            if chance * seconds <= tokens * takes {
+                break;
+            }
+            (seconds, tokens) = (seconds + takes, tokens + chance);
+            taken.push(one);
+        }
+        for one in taken {
+            if filling.left >= self.seconds(one, 1) && filling.room.fits(one.shards) > 0 {
+                self.put(one, 1, filling);
+            }
+        }
+    }
+
     /// A key that got all it has waiting saves nothing, and owes nothing where all did; another saves no more than what it waits for
     /// takes.
     fn settle(&mut self, lines: &[Line<'_>], chosen: &BTreeMap<u64, usize>) {
@@ -273,7 +312,7 @@ mod tests {
     const EMPTY_STEP: f64 = 0.002;
 
     fn waiting(job: u64, rows: usize, shards: usize) -> WaitingJob {
-        WaitingJob { job, tenant: 0, rows, again: None, shards, keys: 0 }
+        WaitingJob { job, tenant: 0, rows, again: None, guesses: 0, chance: 0.0, shards, keys: 0 }
     }
 
     fn took(size: StepSize) -> f64 {
@@ -388,6 +427,43 @@ mod tests {
             chosen.iter().for_each(|(job, _)| served[*job as usize] += 1);
         }
         assert!(served.iter().max() <= served.iter().min().map(|least| least + 2).as_ref(), "{served:?}");
+    }
+
+    /// The rows of a step of jobs that decode behind so many keys each, whose guesses are right as often as that.
+    fn guessing(jobs: &[(u64, f64)]) -> Vec<usize> {
+        let decoding = decoding(&jobs.iter().map(|(keys, _)| (0, *keys)).collect::<Vec<_>>());
+        let jobs: Vec<WaitingJob> = decoding
+            .into_iter()
+            .zip(jobs)
+            .map(|(one, (_, chance))| WaitingJob { guesses: 15, chance: *chance, ..one })
+            .collect();
+        taught().choose(&jobs, WIDE).into_iter().map(|(_, rows)| rows).collect()
+    }
+
+    #[test]
+    fn guesses_come_along_where_they_bring_more_tokens_than_they_take_time() {
+        assert_eq!(guessing(&[(0, 1.0)]), [16], "what is sure");
+        assert_eq!(guessing(&[(0, 0.0)]), [1]);
+        // A row takes a fifth of a step of one.
+        let rows: Vec<usize> = [0.1, 0.3, 0.6, 0.9].map(|chance| guessing(&[(0, chance)])[0]).into();
+        assert!(rows[..3] == [1, 2, 3] && rows[3] > 5, "{rows:?}");
+        // With 30 jobs a step is as full as it is worth, and a row takes as long as any other.
+        assert!(guessing(&[(0, 0.5); 30]).iter().all(|rows| *rows == 1));
+        assert_eq!(guessing(&[(0, 0.1), (0, 0.8)])[0], 1);
+        assert!(guessing(&[(0, 0.1), (0, 0.8)])[1] > 1, "of two jobs the one that pays");
+        assert!(guessing(&[(20_000, 0.5)]) < guessing(&[(0, 0.5)]), "a row that reads much has to be likelier");
+    }
+
+    #[test]
+    fn guesses_take_what_others_leave() {
+        let chat = WaitingJob { guesses: 15, chance: 1.0, ..waiting(1, 1, 1) };
+        assert_eq!(
+            taught().choose(&[chat, waiting(2, 1000, 1)], ROOM),
+            taught().choose(&[waiting(1, 1, 1), waiting(2, 1000, 1)], ROOM)
+        );
+        assert_eq!(taught().choose(&[WaitingJob { again: Some(3), ..chat }], WIDE), [(1, 3)], "as it was");
+        assert_eq!(untaught().choose(&[chat], WIDE), [(1, 1)], "nothing is known yet");
+        assert_eq!(taught().choose(&[WaitingJob { shards: 100, ..chat }], ROOM), [(1, 4)], "what a frame holds");
     }
 
     proptest! {

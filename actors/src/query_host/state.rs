@@ -237,6 +237,7 @@ mod tests {
             query_start: 3,
             shards: Vec::new(),
             refresh_order: None,
+            lookup: None,
             fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),

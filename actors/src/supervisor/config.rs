@@ -27,6 +27,8 @@ pub struct SupervisorConfig {
     pub encode_ahead: Duration,
     /// Jobs that one query host generates at once, and as many again of keys for which nothing else is generated.
     pub max_generating: usize,
+    /// Whether query hosts guess tokens from what the prompt and the answer have, and verify several in a step.
+    pub speculates: bool,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
     /// Bytes that the contexts and questions of all jobs and sessions may take here.

@@ -84,6 +84,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         max_running: 1,
         encode_ahead: Duration::ZERO,
         max_generating: 32,
+        speculates: true,
         max_queue: 3,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
@@ -455,6 +456,18 @@ fn a_lost_query_host_is_replaced_and_goes_through_the_tokens_again() {
     cluster.token(migration_target, job, 2, 9);
     cluster.token(3, job, 3, 1);
     assert_eq!(cluster.status(job).tokens, [7, 8, 9], "the host that was lost is not heard");
+}
+
+#[test]
+fn who_generates_has_the_context_to_guess_from_where_the_cluster_speculates() {
+    for speculates in [true, false] {
+        let mut cluster = Cluster::ready(SupervisorConfig { speculates, ..config(2, 0) });
+        let job = cluster.submit(None);
+        cluster.encode();
+        let (_, generate) = cluster.generation().expect("asked");
+        let context = cluster.status(job).context_tokens;
+        assert_eq!(generate.lookup.map(|ids| ids.len()), speculates.then_some(context));
+    }
 }
 
 #[test]

@@ -188,6 +188,9 @@ impl Observation {
                 spread(PHASE2_STEP, &times.step);
                 spread(PHASE2_LAYER_WAIT, &times.layer_wait);
                 spread(PHASE2_MERGE, &times.merge);
+                let count = |name: &'static str, tokens| counter!(name, "host" => host.clone()).increment(tokens);
+                count(SPEC_DECODE_DRAFT_TOKENS, times.guesses);
+                count(SPEC_DECODE_ACCEPTED_TOKENS, times.right_guesses);
             }
             Self::Links { host, report } => record_links(host, report),
             Self::SessionHit => counter!(SESSION_HITS).increment(1),

@@ -15,6 +15,8 @@ pub const SPREAD_SECONDS: [f64; 20] = [
 
 /// More layers than any model has.
 const MOST_LAYERS: u64 = 4096;
+/// More guesses than a step brings of a job.
+const BOUND_OF_GUESSES: u64 = 1024;
 
 const BUCKETS: usize = SPREAD_SECONDS.len() + 1;
 
@@ -36,6 +38,10 @@ pub struct Phase2Times {
     pub layer_wait: DurationHistogram,
     /// Each layer of a step: merging the partials. On a device that works on its own, handing it the work.
     pub merge: DurationHistogram,
+    /// Guesses of tokens that steps brought along.
+    pub guesses: u64,
+    /// Those that were right: tokens beyond one of each step.
+    pub right_guesses: u64,
 }
 
 /// The links of a host process to others, and what it takes of its machine.
@@ -138,15 +144,24 @@ impl Phase2Times {
         self.step.add(took);
     }
 
-    /// Whether they can be those of an answer of so many tokens: a step for each, and one for an end of sequence.
+    /// A step brought so many guesses, of which the first ones were right: tokens that came with the one before them.
+    pub fn guessed(&mut self, guesses: u64, right: u64) {
+        (0..right).for_each(|_| self.token.add(Duration::ZERO));
+        self.guesses = self.guesses.saturating_add(guesses);
+        self.right_guesses = self.right_guesses.saturating_add(right);
+    }
+
+    /// Whether they can be those of an answer of so many tokens: a step or a guess for each, and a step for an end of sequence.
     pub fn are_of(&self, tokens: u32) -> bool {
         let (steps, layers) = (self.step.count(), self.layer_wait.count());
         let spreads = [&self.step, &self.token, &self.layer_wait, &self.merge];
         let seconds = spreads.iter().flat_map(|spread| spread.seconds).all(|seconds| (0.0..1e9).contains(&seconds));
-        let counts = self.token.count() <= steps.saturating_sub(1)
+        let guessed = self.right_guesses <= self.guesses && self.guesses <= steps * BOUND_OF_GUESSES;
+        let chosen = steps.saturating_add(self.right_guesses);
+        let counts = self.token.count() <= chosen.saturating_sub(1)
             && layers == self.merge.count()
             && layers <= steps * MOST_LAYERS;
-        seconds && counts && (u64::from(tokens)..=u64::from(tokens) + 1).contains(&steps)
+        seconds && guessed && counts && (u64::from(tokens)..=u64::from(tokens) + 1).contains(&chosen)
     }
 }
 
@@ -206,6 +221,11 @@ mod tests {
         let mut more = times.clone();
         (0..3).for_each(|_| more.token.add(millisecond));
         assert!(!more.are_of(3), "a token more than steps after the first");
+        let mut guessed = times.clone();
+        guessed.guessed(7, 2);
+        assert!(guessed.are_of(5) && guessed.are_of(4) && !guessed.are_of(3), "three steps and two guesses");
+        guessed.right_guesses = 8;
+        assert!(!guessed.are_of(11), "more that are right than there were");
         let mut damaged = times.clone();
         damaged.step.seconds[0] = f64::NAN;
         assert!(!damaged.are_of(3));

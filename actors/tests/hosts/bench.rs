@@ -136,6 +136,7 @@ impl Case {
             query_start: self.plan.query_start,
             shards,
             refresh_order,
+            lookup: None,
             fan_in: self.plan.fan_in,
             view: self.plan.view,
             holders: holders.to_vec(),

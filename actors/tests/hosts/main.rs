@@ -4,6 +4,7 @@
 mod bench;
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
+mod guessing;
 mod lying;
 mod passing;
 mod refresh;
@@ -52,7 +53,7 @@ async fn a_context_host_lost_in_the_middle_of_decoding_changes_no_token() {
     let order = case.generate(&holders, 300, 0.0);
     bench.generate("q1", order.clone()).await;
     let undisturbed = bench.line("q1").tokens(0).await;
-    bench.generate("q0", order).await;
+    bench.generate("q0", Generate { lookup: Some(guessing::context(&case)), ..order }).await;
     let first = bench.line("q0").token(0).await;
     bench.transports["c1"].close();
     let mut heard = vec![first];

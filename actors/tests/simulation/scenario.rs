@@ -232,6 +232,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         max_running,
         encode_ahead: Duration::ZERO,
         max_generating: 32,
+        speculates: true,
         max_queue: 16,
         max_queue_bytes: 64 << 20,
         recovery,

@@ -39,6 +39,11 @@ pub trait KvOps: ElementwiseOps {
     }
     /// Appends the rows of another cache in place.
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
+    /// Forgets all but the first `len` rows, of which there must be as many.
+    fn kv_truncate(&self, kv: &mut Self::Kv, len: usize) -> Result<(), KernelError> {
+        *kv = self.kv_rows(kv, 0, len)?;
+        Ok(())
+    }
     /// A copy of rows `start..end`, so that the rest can be freed.
     fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
     /// The cached keys, then the values, `(kv heads, tokens, head dim)` each: [`KvOps::kv`] of them is a cache of the same bits.

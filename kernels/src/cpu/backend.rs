@@ -294,6 +294,10 @@ impl KvOps for Cpu {
         kv.extend(more)
     }
 
+    fn kv_truncate(&self, kv: &mut CpuKv, len: usize) -> Result<(), KernelError> {
+        kv.truncate(len)
+    }
+
     fn kv_rows(&self, kv: &CpuKv, start: usize, end: usize) -> Result<CpuKv, KernelError> {
         kv.rows(start, end)
     }

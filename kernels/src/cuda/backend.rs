@@ -279,6 +279,14 @@ impl KvOps for Cuda {
         kv.append_cache(&self.device, more)
     }
 
+    fn kv_truncate(&self, kv: &mut CudaKv, len: usize) -> Result<(), KernelError> {
+        if len > kv.len() {
+            return Err(KernelError::shape("kv_truncate", format!("at most {} rows", kv.len()), &[&[len]]));
+        }
+        kv.truncate(len);
+        Ok(())
+    }
+
     fn kv_rows(&self, kv: &CudaKv, start: usize, end: usize) -> Result<CudaKv, KernelError> {
         kv.rows(&self.device, start, end)
     }

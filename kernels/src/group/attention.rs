@@ -99,6 +99,11 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         Ok(())
     }
 
+    fn kv_truncate(&self, kv: &mut GroupKv<B>, len: usize) -> Result<(), KernelError> {
+        let mut parts = kv.parts.iter_mut().zip(&self.members);
+        parts.try_for_each(|(part, member)| member.kv_truncate(part, len))
+    }
+
     fn kv_rows(&self, kv: &GroupKv<B>, start: usize, end: usize) -> Result<GroupKv<B>, KernelError> {
         let parts = self.each(|at, member| member.kv_rows(&kv.parts[at], start, end))?;
         Ok(GroupKv { parts, ..kv.clone() })

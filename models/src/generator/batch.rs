@@ -30,11 +30,18 @@ pub struct PartAsk {
     pub(super) position: u32,
     /// Position of the first of the part's own keys.
     pub(super) own_start: u32,
-    /// Tokens of their sequence.
-    pub(super) tokens: u32,
+    /// The position behind their question: its rows are of a sequence that long, each later one of one that ends with it.
+    pub(super) question_end: u32,
 }
 
 impl PartAsk {
+    fn sequences(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
+        let (start, end) = (self.position, self.position + self.rows.len() as u32);
+        let asked = self.question_end.clamp(start, end);
+        let question = (asked > start).then_some(((asked - start) as usize, self.question_end));
+        question.into_iter().chain((asked..end).map(|position| (1, position + 1)))
+    }
+
     /// Which keys of the context its rows see in a layer with such a window, if it has one. Rows and keys are counted as positions: a
     /// shard's keys begin at its own ([`Mask::beginning_at`]).
     pub fn mask_within(&self, window: Option<usize>) -> Mask {
@@ -62,9 +69,9 @@ impl BatchStep {
         self.parts.iter().flat_map(|ask| (ask.position..).take(ask.rows.len())).collect()
     }
 
-    /// The rows of each part, and the tokens of its sequence.
+    /// Rows one after the other that are of sequences of as many tokens, and how many these are.
     pub fn sequences(&self) -> Vec<(usize, u32)> {
-        self.parts.iter().map(|ask| (ask.rows.len(), ask.tokens)).collect()
+        self.parts.iter().flat_map(PartAsk::sequences).collect()
     }
 
     /// Takes the parts out that do not stay. The rows of `x` that are left; nothing when no part is.

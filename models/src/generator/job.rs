@@ -128,15 +128,30 @@ impl<B: Backend> Generator<B> {
     /// Its next rows, which are these of a step's, as its context is asked.
     pub(super) fn ask(&self, part: usize, rows: Range<usize>) -> PartAsk {
         let ((mask, own_mask), position) = (self.masks(), self.next_position);
-        let tokens = self.question_end.max(position + rows.len() as u32);
         let own_start = position.saturating_sub(self.rows as u32);
-        PartAsk { part, rows, mask, own_mask, position, own_start, tokens }
+        // Whoever does not say how long the question is brings it in one step.
+        let question_end = if self.question_end == 0 { position + rows.len() as u32 } else { self.question_end };
+        PartAsk { part, rows, mask, own_mask, position, own_start, question_end }
     }
 
     /// So many rows went through all layers.
     pub(super) fn advance(&mut self, rows: usize) {
         self.next_position += rows as u32;
         self.rows += rows;
+    }
+
+    /// The last of the rows that went through are forgotten, as if they had not: what stood for a token that was not chosen.
+    ///
+    /// # Errors
+    /// Of the device.
+    ///
+    /// # Panics
+    /// For more rows than went through.
+    pub fn retract(&mut self, backend: &B, rows: usize) -> Result<(), ModelError> {
+        self.rows = self.rows.checked_sub(rows).expect("rows that went through");
+        self.next_position -= rows as u32;
+        self.tail.iter_mut().try_for_each(|kv| backend.kv_truncate(kv, self.rows))?;
+        Ok(())
     }
 
     /// A part's answers in a layer, at their places in its merge, or why the part has to leave.

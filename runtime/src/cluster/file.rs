@@ -251,9 +251,22 @@ pub struct ServingSection {
     /// Jobs that one query host generates at once, where its memory holds them. Absent: 64, or 256 where one is on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_generating: Option<usize>,
+    /// Whether tokens are guessed from what prompt and answer have had, and several verified in a step.
+    pub speculation: Speculation,
     /// Milliseconds that a step of a query host may take, and with it the time between two tokens. Absent: 25 on CPUs, 50 on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_interval_ms: Option<u64>,
+}
+
+/// Whether query hosts guess tokens. Answers are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speculation {
+    /// Where it pays, by what is measured.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// `[api]`

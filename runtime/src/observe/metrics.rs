@@ -145,6 +145,7 @@ mod tests {
         times.merge.add(Duration::from_secs(60));
         [3, 4, 700].map(Duration::from_millis).into_iter().for_each(|took| times.token.add(took));
         let (host, method, model) = ("query-0".into(), "star".into(), "m7".into());
+        times.guessed(15, 4);
         Observation::Phase2 { host, method, model, times }.record();
         Observation::Recovered { seconds: 1.5 }.record();
         let text = render(&[]);
@@ -154,8 +155,10 @@ mod tests {
             "# HELP asterism_phase2_step_seconds Seconds".to_string(),
             format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.0025\"}} 0\n"),
             format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.005\"}} 3\n"),
-            "asterism_inter_token_latency_seconds_bucket{method=\"star\",model=\"m7\",le=\"0.005\"} 2\n".to_string(),
-            "asterism_inter_token_latency_seconds_count{method=\"star\",model=\"m7\"} 3\n".to_string(),
+            "asterism_inter_token_latency_seconds_bucket{method=\"star\",model=\"m7\",le=\"0.005\"} 6\n".to_string(),
+            "asterism_inter_token_latency_seconds_count{method=\"star\",model=\"m7\"} 7\n".to_string(),
+            "asterism_spec_decode_num_draft_tokens_total{host=\"query-0\"} 15\n".to_string(),
+            "asterism_spec_decode_num_accepted_tokens_total{host=\"query-0\"} 4\n".to_string(),
             format!("asterism_phase2_step_seconds_count{labels}}} 4\n"),
             format!("asterism_phase2_step_seconds_sum{labels}}} 0.71"),
             format!("asterism_phase2_layer_wait_seconds_bucket{labels},le=\"0.00005\"}} 1\n"),

@@ -160,6 +160,7 @@ pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> Super
         max_running: scheduling::CONTEXTS_AT_ONCE,
         encode_ahead: scheduling::ENCODED_AHEAD,
         max_generating: cluster.serving.max_generating,
+        speculates: cluster.serving.speculation == cluster_file::Speculation::Auto,
         max_queue: cluster.queue.jobs,
         max_queue_bytes: cluster.queue.bytes,
         recovery: match cluster.recovery {

@@ -185,6 +185,13 @@ impl<B: Backend> JobContexts<B> {
         }
     }
 
+    /// A step brought so many guesses of a job's tokens, of which the first ones were right.
+    pub fn guessed(&mut self, job: u64, guesses: usize, right: usize) {
+        if let Some(context) = self.jobs.get_mut(&job) {
+            context.times.guessed(guesses as u64, right as u64);
+        }
+    }
+
     /// What there is to hear without waiting, but for what only concerns the contexts.
     pub fn arrived_by_now(&mut self) -> Option<Arrival> {
         loop {

@@ -19,11 +19,16 @@ use crate::{
     },
 };
 
+/// Tokens of a context, its last ones, that guesses of an answer's tokens are looked for in: 1 MiB of an order.
+const MOST_LOOKED_UP: usize = 1 << 18;
+
 /// Sends orders to hosts and notes what they were sent.
 pub struct Orders<'a> {
     pub hosts: &'a mut Hosts,
     pub contexts: &'a Contexts,
     pub jobs: &'a mut Jobs,
+    /// Whether who generates may look for guesses of tokens in what there is.
+    pub speculates: bool,
     pub out: &'a mut Vec<SupervisorCommand>,
 }
 
@@ -81,6 +86,9 @@ impl Orders<'_> {
             }
             None => (kept, None),
         };
+        let context_ids = &context.prepared.ids[..context.plan().context_tokens.min(context.prepared.ids.len())];
+        let latest = context_ids.len().saturating_sub(MOST_LOOKED_UP);
+        let lookup = self.speculates.then(|| if alone { Vec::new() } else { context_ids[latest..].to_vec() });
         let generate = Generate {
             job: number,
             tenant: tenant_number(&job.key),
@@ -90,6 +98,7 @@ impl Orders<'_> {
             query_start: if alone { 0 } else { context.plan().query_start },
             shards,
             refresh_order,
+            lookup,
             fan_in: context.plan().fan_in,
             view: if alone { ContextView::All } else { context.plan().view },
             holders: if alone { Vec::new() } else { context.holders(&self.hosts.addresses()) },

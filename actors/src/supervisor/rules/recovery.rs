@@ -53,7 +53,8 @@ pub struct HostLoss<'a> {
 impl HostLoss<'_> {
     /// Orders to hosts.
     pub fn orders(&mut self) -> Orders<'_> {
-        Orders { hosts: self.hosts, contexts: self.contexts, jobs: self.jobs, out: self.out }
+        let speculates = self.config.speculates;
+        Orders { hosts: self.hosts, contexts: self.contexts, jobs: self.jobs, speculates, out: self.out }
     }
 
     /// What ends.

@@ -60,6 +60,10 @@ names! {
     PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
     /// Seconds that the query host merges partials in a layer of phase 2.
     PHASE2_MERGE = "phase2_merge_seconds";
+    /// Guesses of tokens that steps of phase 2 brought along, by query host.
+    SPEC_DECODE_DRAFT_TOKENS = "spec_decode_num_draft_tokens_total";
+    /// Guesses of tokens that were right, by query host: tokens beyond one of each step.
+    SPEC_DECODE_ACCEPTED_TOKENS = "spec_decode_num_accepted_tokens_total";
     /// Seconds in which a host's present process computed answers for query hosts in phase 2, as it last told.
     PHASE2_ANSWERING = "phase2_answering_seconds";
     /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method; 0 where it computed more.

@@ -76,6 +76,20 @@ impl AmxCache {
         self.len += more.len;
     }
 
+    /// Forgets all but the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len, "{len} of {} tokens", self.len);
+        let columns = self.steps() * BLOCK_SIDE;
+        for head in &self.heads {
+            let head = head.pointer::<u16>();
+            for (token, column) in (len..self.len).flat_map(|token| (0..columns).map(move |column| (token, column))) {
+                // SAFETY: the head holds the token, and nobody else has it.
+                unsafe { (*head.add(self.key(token, column)), *head.add(self.value(token, column))) = (0, 0) }
+            }
+        }
+        self.len = len;
+    }
+
     /// A copy of tokens `start..end`.
     pub fn rows(&self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.len, "rows {start}..{end} of {}", self.len);
@@ -310,6 +324,11 @@ mod tests {
             }
             assert_eq!(contents(&pieces), contents(&whole));
             assert_eq!(contents(&whole.clone()), contents(&whole));
+            let mut cut_back = whole.clone();
+            for end in [149, 129, 70, 33] {
+                cut_back.truncate(end);
+                assert_eq!(contents(&cut_back), contents(&whole.rows(0, end)), "what lies beyond {end} is zero");
+            }
             let mut middle = AmxCache::new(HEADS, dim);
             let [keys, values] = [&keys, &values].map(|data| cut(data, total, dim, 5..133));
             middle.append(&keys, &values, &alone);

@@ -114,6 +114,22 @@ impl CpuKv {
         Ok(())
     }
 
+    /// Forgets all but the first `len` rows; copies first when a clone still shares them.
+    pub(in super::super) fn truncate(&mut self, len: usize) -> Result<(), KernelError> {
+        let rows = self.len();
+        if len > rows {
+            return Err(KernelError::shape("kv_truncate", format!("at most {rows} rows"), &[&[len]]));
+        }
+        match &mut self.0 {
+            _ if len == rows => {}
+            // Whatever lies beyond means nothing.
+            Store::F32(cache) => Arc::make_mut(cache).len = len,
+            Store::Bf16(cache) => Arc::make_mut(cache).len = len,
+            Store::Tiles(cache) => Arc::make_mut(cache).truncate(len),
+        }
+        Ok(())
+    }
+
     /// A copy of rows `start..end`.
     pub(in super::super) fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
         let len = self.len();

@@ -55,6 +55,7 @@ const OPTIONAL: &str = "\
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
 # [serving]
 # max_generating = 64                 # jobs that a query host generates at once; 64, or 256 where one is on a GPU
+# speculation = \"off\"               # tokens guessed from prompt and answer, several verified in a step; \"auto\": where it pays
 # token_interval_ms = 25              # longest step of a query host, with which tokens follow each other; 25 on CPUs, 50 on GPUs
 # [api]
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
@@ -318,6 +319,7 @@ mod tests {
         assert_eq!(file.hosts[0].memory_limit, Some(crate::cluster::size::Bytes(16 << 30)));
         assert_eq!(file.hosts[0].labels["rack"], "a");
         assert!(file.sessions.max_pinned_bytes.is_some() && file.serving.token_interval_ms == Some(25));
+        assert_eq!(file.serving.speculation, crate::cluster::file::Speculation::Off);
         assert!(file.security.token_file.is_some());
     }
 }

@@ -18,6 +18,7 @@ const LIVE: &[&str] = &[
     "cluster.mixed_numerics",
     "observability.log",
     "serving.max_generating",
+    "serving.speculation",
     "sessions.default_ttl_s",
     "sessions.max_pinned_bytes",
     "supervisor.avoid_stragglers",
@@ -306,8 +307,13 @@ mod tests {
     #[test]
     fn every_live_key_is_one_of_the_file() {
         let every = leaves(&values(&ClusterFile::default()));
-        let absent =
-            ["sessions.max_pinned_bytes", "serving.max_generating", "security.token_file", "security.join_listen"];
+        let absent = [
+            "sessions.max_pinned_bytes",
+            "serving.max_generating",
+            "serving.speculation",
+            "security.token_file",
+            "security.join_listen",
+        ];
         for key in LIVE.iter().chain(READ_BY_SUPERVISOR) {
             let known = absent.contains(key) || every.keys().any(|known| is_of(known, &[key]));
             assert!(known, "{key} is no key of the cluster file");
