@@ -30,7 +30,7 @@ const LIVE_OF_HOST: &[&str] = &["labels", "memory_limit"];
 const READ_BY_HOST: &[&str] = &["device", "devices", "kernels", "port", "threads"];
 /// Sections and keys that the supervisor alone reads.
 const READ_BY_SUPERVISOR: &[&str] =
-    &["api", "attention", "supervisor.self_test", "security.token_file", "security.join_listen"];
+    &["api", "attention", "standby", "supervisor.self_test", "security.token_file", "security.join_listen"];
 
 /// A difference between two cluster files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -235,8 +235,13 @@ mod tests {
     #[test]
     fn every_live_key_is_one_of_the_file() {
         let every = leaves(&values(&ClusterFile::default()));
-        let absent =
-            ["sessions.max_pinned_bytes", "serving.max_generating", "security.token_file", "security.join_listen"];
+        let absent = [
+            "standby",
+            "sessions.max_pinned_bytes",
+            "serving.max_generating",
+            "security.token_file",
+            "security.join_listen",
+        ];
         for key in LIVE.iter().chain(READ_BY_SUPERVISOR) {
             let known = absent.contains(key) || every.keys().any(|known| is_of(known, &[key]));
             assert!(known, "{key} is no key of the cluster file");
