@@ -237,7 +237,10 @@ impl Ground {
             let (waiting, look_every) = match Self::tried(cluster, stood_by).await {
                 Ok(JournalTurn::Ours(ground)) => break Ok(Self { model, ..ground }),
                 Ok(JournalTurn::Theirs(leader)) => (Waiting::StandsBy(leader.to_string()), LEADER_LOOK_EVERY),
-                Err(error) if error.may_pass => (Waiting::Hindered(error.message), SERVICE_LOOK_EVERY),
+                Err(error) if error.may_pass => {
+                    let code = if error.exit == Exit::Unreachable { "journal_unreachable" } else { "disk_full" };
+                    (Waiting::Hindered { code, cause: error.message }, SERVICE_LOOK_EVERY)
+                }
                 Err(error) => break Err(error),
             };
             let update = {
@@ -246,7 +249,7 @@ impl Ground {
             };
             match &waiting {
                 Waiting::StandsBy(leader) if update => tracing::info!(leader, "stands by"),
-                Waiting::Hindered(cause) if update => tracing::error!(cause, "waits for its journal"),
+                Waiting::Hindered { cause, .. } if update => tracing::error!(cause, "waits for its journal"),
                 _ => {}
             }
             if listener.is_none() {

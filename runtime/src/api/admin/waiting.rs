@@ -34,7 +34,12 @@ pub enum Waiting {
     #[default]
     Begins,
     /// Something is in its way that may pass.
-    Hindered(String),
+    Hindered {
+        /// A stable code.
+        code: &'static str,
+        /// What it is.
+        cause: String,
+    },
     /// Another one leads.
     StandsBy(String),
 }
@@ -43,7 +48,7 @@ impl fmt::Display for Waiting {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Begins => formatter.write_str("it has just been started"),
-            Self::Hindered(cause) => formatter.write_str(cause),
+            Self::Hindered { cause, .. } => formatter.write_str(cause),
             Self::StandsBy(leader) => write!(formatter, "stands by: {leader} leads"),
         }
     }
@@ -100,7 +105,8 @@ async fn ready(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
 async fn refuse(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
     Err(match stated(&cause) {
         Waiting::StandsBy(leader) => Refusal::standby(format!("{leader} leads")),
-        waiting => Refusal::waiting(waiting),
+        Waiting::Hindered { code, cause } => Refusal::waiting(code, cause),
+        Waiting::Begins => Refusal::waiting("not_ready", Waiting::Begins),
     })
 }
 

@@ -122,9 +122,9 @@ impl Refusal {
     }
 
     /// The supervisor cannot start yet.
-    pub fn waiting(cause: impl fmt::Display) -> Self {
+    pub fn waiting(code: &str, cause: impl fmt::Display) -> Self {
         let what = format!("the supervisor waits and goes on by itself: {cause}");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "disk_full", what)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, what)
     }
 
     /// Another supervisor leads.

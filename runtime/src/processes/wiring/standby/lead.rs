@@ -21,7 +21,7 @@ use crate::client;
 /// A lease is renewed so many times while it lasts.
 const RENEWALS: u32 = 4;
 /// Most supervisors of a cluster that are asked whether they lead.
-const MOST_ASKED: usize = 15;
+const MOST_SUPERVISORS: usize = 15;
 /// How long one of them may take to answer.
 const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -124,7 +124,7 @@ impl Others {
     fn look(&mut self, etcd: &mut Gateway) {
         // The first key that does not begin so.
         let until = format!("{}0", self.below.trim_end_matches('/'));
-        if let Ok(page) = etcd.page(&self.below, &until, (MOST_ASKED, 0)) {
+        if let Ok(page) = etcd.page(&self.below, &until, (MOST_SUPERVISORS, 0)) {
             let admins = page.pairs.iter().filter_map(|pair| pair.key.strip_prefix(&self.below));
             self.admins = admins.filter(|admin| *admin != self.own).map(str::to_owned).collect();
         }
