@@ -4,7 +4,7 @@
 
 Checked: whoever was told 202 gets an answer, and the right tokens; another supervisor serves within the lease and a second; one that was
 stopped writes nothing when it wakes up; from the revisions of etcd, that no two leaders wrote in turns; without etcd what runs goes on, and
-what is new is refused in words.
+what is new is refused in words; `down` ends those that stand by too.
 
     tests/standby.py --binary target/release/asterism [--kills 3 --stops 2 --cuts 1 --lease 3 --within 4 --seed 1] [--folder DIR]
 
@@ -419,6 +419,11 @@ def run(room, options, rng):
     named = ",".join(room.url(name) for name in room.supervisors)
     shown = subprocess.run([room.binary, "session", "show", "kept", "--server", named, "-o", "json"], capture_output=True, text=True, timeout=30)
     assert shown.returncode == 0 and '"kept"' in shown.stdout, shown.stderr
+    room.ending = True
+    subprocess.run([room.binary, "down", "--server", named], check=True, capture_output=True, timeout=30)
+    for name in ("a", "b", "node"):
+        ended = room.processes[name].wait(30)
+        assert ended == 0, f"{name} ended with {ended} when the cluster was ended"
     links = chain(room)
     terms = check_chain(links)
     most = options.within or options.lease + 1
