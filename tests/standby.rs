@@ -24,6 +24,10 @@ struct Etcd {
 impl Etcd {
     /// None where this machine has none.
     fn start() -> Option<Self> {
+        Self::started(&[])
+    }
+
+    fn started(options: &[&str]) -> Option<Self> {
         let program = std::env::var("ASTERISM_ETCD").unwrap_or_else(|_| "etcd".into());
         let folder = tempfile::tempdir().unwrap();
         let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -33,6 +37,7 @@ impl Etcd {
             .args([&format!("--listen-client-urls={address}"), &format!("--advertise-client-urls={address}")])
             .args([&format!("--listen-peer-urls={peer}"), &format!("--initial-advertise-peer-urls={peer}")])
             .arg(format!("--initial-cluster=one={peer}"))
+            .args(options)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
@@ -202,4 +207,26 @@ fn an_etcd_that_is_gone_is_named_and_nothing_is_written() {
     assert!(files(etcd.folder.path()) <= 1, "each try leaves a file");
     assert_eq!(lock(&told).as_slice(), [""; 0], "nobody else can lead");
     assert!(journal.open().is_err());
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_named_and_what_is_stored_stays() {
+    let Some(etcd) = Etcd::started(&["--quota-backend-bytes=200000"]) else { return };
+    let (journal, told) = etcd.journal("full");
+    let mut store = leads(&journal);
+    let mut stored = 0;
+    let error = loop {
+        match store.apply(&[put(&format!("{stored:02}"), &[1; 15_000])]) {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+        assert!(stored < 30, "the quota is not used up");
+    };
+    assert!(error.to_string().contains("its quota is used up") && error.to_string().contains("defragment"), "{error}");
+    assert_eq!((error.code(), store.load().unwrap().len()), ("journal_unreachable", stored));
+    // What takes no room is taken.
+    store.apply(&[Change::Remove { table: Table::Jobs, key: "00".into() }]).unwrap_or_else(|error| {
+        assert_eq!(error.code(), "journal_unreachable");
+    });
+    assert_eq!(lock(&told).as_slice(), [""; 0], "it leads still");
 }
