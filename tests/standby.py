@@ -236,15 +236,18 @@ class Client(threading.Thread):
         self.done, self.refused, self.wrong, self.stopping = 0, {}, [], False
 
     def asked(self, path, body=None):
-        """The first answer of a leader, and of somebody else what it refuses with."""
+        """The answer of a leader: the first one, but of those that know nothing of it the last; of others it notes what they refuse with."""
+        unknown = None
         for name in self.room.supervisors:
             status, answer = ask(f"{self.room.url(name)}{path}", body)
-            if status in (200, 202, 404):
+            if status in (200, 202):
                 return status, answer
-            if status:
+            if status == 404:
+                unknown = answer
+            elif status:
                 code = answer["error"]["code"] if isinstance(answer, dict) else str(answer)
                 self.refused[code] = self.refused.get(code, 0) + 1
-        return 0, None
+        return (404, unknown) if unknown else (0, None)
 
     def run(self):
         turn = 0
@@ -267,12 +270,14 @@ class Client(threading.Thread):
             if time.monotonic() - since > PATIENCE_S:
                 raise AssertionError(f"was not accepted: {answer}")
             time.sleep(POLL_S)
-        # From here on it is acknowledged.
+        # From here on it is acknowledged. Who was stopped or cut off knows only what was, until it has heard that it leads no more.
+        known = time.monotonic()
         while True:
             status, answer = self.asked(f"/api/v1/jobs/{job['id']}")
             if status == 200 and answer["state"] in ("SUCCEEDED", "FAILED", "CANCELLED"):
                 break
-            if status == 404:
+            known = known if status == 404 else time.monotonic()
+            if time.monotonic() - known > self.room.lease + 5:
                 raise AssertionError(f"was accepted and is not known any more: {answer}")
             if time.monotonic() - since > PATIENCE_S:
                 raise AssertionError(f"was accepted and has no answer: {status} {answer}")
