@@ -196,6 +196,24 @@ pub enum StoreError {
         /// File.
         path: PathBuf,
     },
+    /// A journal that lies elsewhere takes nothing now.
+    #[error(
+        "the journal at {address} takes nothing now: {cause}. What runs goes on; nothing new is taken until it does"
+    )]
+    Remote {
+        /// Where it lies.
+        address: String,
+        /// What is wrong.
+        cause: String,
+    },
+    /// Another process writes the journal from now on.
+    #[error("this supervisor writes the journal at {address} no more: the leader is {leader}. Ask that one")]
+    Deposed {
+        /// Where it lies.
+        address: String,
+        /// Who does.
+        leader: String,
+    },
     /// No room for what is to be stored.
     #[error(
         "the disk of the journal {} is full ({cause}); what it held before is intact. Free space there, or move data_dir",
@@ -259,6 +277,8 @@ impl StoreError {
             Self::OtherVersion { .. } => "journal_other_version",
             Self::OtherCluster { .. } => "journal_other_cluster",
             Self::InUse { .. } => "journal_in_use",
+            Self::Remote { .. } => "journal_unreachable",
+            Self::Deposed { .. } => "journal_deposed",
             Self::DiskFull { .. } => "disk_full",
             Self::Io { .. } => "journal_io",
             Self::Record { .. } => "journal_damaged",

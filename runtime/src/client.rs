@@ -13,14 +13,14 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobState, JobStatus};
 use serde::{Serialize, de::DeserializeOwned};
-use ureq::{Agent, Body, http::Response};
+use ureq::{Agent, Body, RequestBuilder, http::Response};
 
 use crate::{
     api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
@@ -37,10 +37,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
-/// One admin API.
+/// The admin API of one cluster. Where several supervisors may lead it, all of them are named; the one that does is followed.
 #[derive(Clone, Debug)]
 pub struct Client {
-    base: String,
+    bases: Arc<[String]>,
+    /// The one that answered last.
+    at: Arc<AtomicUsize>,
     token: Option<String>,
     /// The cluster that it is to be, where a cluster file names one.
     cluster: Option<String>,
@@ -104,20 +106,24 @@ impl Client {
         token: Option<String>,
         (request_timeout, trust): (Duration, Option<Trust>),
     ) -> Result<Self, CliError> {
-        let base = url.trim_end_matches('/').to_owned();
-        let base = if base.contains("://") { base } else { format!("http://{base}") };
-        let known = ["http://", "https://"].iter().any(|scheme| base.starts_with(scheme));
-        if !known {
+        let base = |url: &str| {
+            let base = url.trim().trim_end_matches('/');
+            if base.contains("://") { base.to_owned() } else { format!("http://{base}") }
+        };
+        let bases: Arc<[String]> = url.split(',').map(base).collect();
+        let known = |base: &String| ["http://", "https://"].iter().any(|scheme| base.starts_with(scheme));
+        if !bases.iter().all(known) {
             return Err(CliError::usage(format!("--server {url}: the admin API speaks HTTP"))
                 .hint("write http://ADDRESS:PORT, or https://NAME:PORT"));
         }
-        if base.starts_with("https://") && trust.is_none() {
+        if bases.iter().any(|base| base.starts_with("https://")) && trust.is_none() {
             return Err(CliError::usage(format!("--server {url}: nobody is trusted there yet"))
                 .hint("name the authority of its certificate with --cacert FILE, or its cluster file with -f FILE"));
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
         let (agent, answered) = (tls::agent(config.build(), trust.as_ref()), Arc::default());
-        Ok(Self { base, token, cluster: None, request_timeout, agent, answered, kept_in: None })
+        let at = Arc::default();
+        Ok(Self { bases, at, token, cluster: None, request_timeout, agent, answered, kept_in: None })
     }
 
     /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
@@ -135,7 +141,32 @@ impl Client {
 
     /// Where it is.
     pub fn base(&self) -> &str {
-        &self.base
+        &self.bases[self.at.load(Ordering::Relaxed) % self.bases.len()]
+    }
+
+    /// Asks the supervisor that answered last, and where it does not lead or is not there the others in turn.
+    fn asked(&self, ask: impl Fn(&str) -> Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, CliError> {
+        let mut others = self.bases.len() - 1;
+        loop {
+            let asked = ask(self.base()).map_err(|error| (never_reached(&error), self.failed(&error)));
+            let error = match asked.and_then(|answer| self.checked(answer)) {
+                Ok(answer) => return Ok(answer),
+                Err((elsewhere, error)) if elsewhere && others > 0 => error,
+                Err((_, error)) => {
+                    if matches!(error.exit, Exit::Unreachable | Exit::TimedOut) {
+                        self.next();
+                    }
+                    return Err(error);
+                }
+            };
+            tracing::debug!(%error, "another supervisor is asked");
+            others -= 1;
+            self.next();
+        }
+    }
+
+    fn next(&self) {
+        self.at.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The cluster.
@@ -183,12 +214,8 @@ impl Client {
 
     /// What happens to a job, from its beginning to `Finished`.
     pub fn events(&self, id: &str) -> Result<impl Iterator<Item = Result<JobEvent, CliError>> + use<>, CliError> {
-        let url = format!("{}/api/v1/jobs/{}/events", self.base, segment(id)?);
-        let mut request = self.agent.get(&url);
-        for (name, value) in self.headers() {
-            request = request.header(name, value);
-        }
-        let answer = self.checked(request.call().map_err(|error| self.failed(&error))?)?;
+        let path = format!("/api/v1/jobs/{}/events", segment(id)?);
+        let answer = self.asked(|base| self.bearing(self.agent.get(format!("{base}{path}"))).call())?;
         let lost = self.clone();
         let lines = BufReader::new(answer.into_body().into_with_config().limit(u64::MAX).reader()).lines();
         // An empty line says that the stream lives.
@@ -198,7 +225,7 @@ impl Client {
             Ok(line) => {
                 serde_json::from_str(&line).map_err(|error| CliError { exit: Exit::JobFailed, ..lost.garbled(&error) })
             }
-            Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", lost.base))
+            Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", lost.base()))
                 .hint("the job goes on: `asterism job list`, if the supervisor still runs")),
         }))
     }
@@ -211,44 +238,35 @@ impl Client {
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
-        let mut request =
-            self.agent.get(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
-        for (name, value) in self.headers() {
-            request = request.header(name, value);
-        }
-        self.read(request.call().map_err(|error| self.failed(&error))?)
+        let limit = Some(self.request_timeout);
+        let request = |base: &str| self.agent.get(format!("{base}{path}")).config().timeout_global(limit).build();
+        self.read(self.asked(|base| self.bearing(request(base)).call())?)
     }
 
     fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, CliError> {
-        let mut request =
-            self.agent.post(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
-        for (name, value) in self.headers() {
-            request = request.header(name, value);
-        }
-        self.read(request.send_json(body).map_err(|error| self.failed(&error))?)
+        let limit = Some(self.request_timeout);
+        let request = |base: &str| self.agent.post(format!("{base}{path}")).config().timeout_global(limit).build();
+        self.read(self.asked(|base| self.bearing(request(base)).send_json(body))?)
     }
 
     fn delete(&self, path: &str) -> Result<(), CliError> {
-        let mut request = self
-            .agent
-            .delete(format!("{}{path}", self.base))
-            .config()
-            .timeout_global(Some(self.request_timeout))
-            .build();
-        for (name, value) in self.headers() {
-            request = request.header(name, value);
-        }
-        self.checked(request.call().map_err(|error| self.failed(&error))?).map(drop)
+        let limit = Some(self.request_timeout);
+        let request = |base: &str| self.agent.delete(format!("{base}{path}")).config().timeout_global(limit).build();
+        self.asked(|base| self.bearing(request(base)).call()).map(drop)
     }
 
-    fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, CliError> {
-        let mut answer = self.checked(answer)?;
+    fn bearing<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        self.headers().fold(request, |request, (name, value)| request.header(name, value))
+    }
+
+    fn read<T: DeserializeOwned>(&self, mut answer: Response<Body>) -> Result<T, CliError> {
         let text = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
         let text = text.map_err(|error| self.failed(&error))?;
         serde_json::from_str(&text).map_err(|error| self.garbled(&error))
     }
 
-    fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, CliError> {
+    /// An answer that is a success; else why it is none, and whether another supervisor is to be asked.
+    fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, (bool, CliError)> {
         self.answered.store(true, Ordering::SeqCst);
         if answer.status().is_success() {
             return Ok(answer);
@@ -256,36 +274,35 @@ impl Client {
         let status = answer.status();
         let text = answer.body_mut().read_to_string().unwrap_or_default();
         let Ok(ErrorEnvelope { error }) = serde_json::from_str(&text) else {
-            return Err(CliError::unreachable(format!("{} answered {status} and no error of ours", self.base))
-                .hint("is that an asterism supervisor? check --server"));
+            let what = format!("{} answered {status} and no error of ours", self.base());
+            return Err((false, CliError::unreachable(what).hint("is that an asterism supervisor? check --server")));
         };
-        Err(CliError {
-            hint: next_step(&error.code).map(str::to_owned),
-            ..CliError::of_code(&error.code, &error.message)
-        })
+        let elsewhere = ["standby", "journal_deposed"].contains(&error.code.as_str());
+        let hint = next_step(&error.code).map(str::to_owned);
+        Err((elsewhere, CliError { hint, ..CliError::of_code(&error.code, &error.message) }))
     }
 
     fn failed(&self, error: &ureq::Error) -> CliError {
         match error {
             ureq::Error::Timeout(_) => CliError::new(
                 Exit::TimedOut,
-                format!("{} did not answer within {:.0} s", self.base, self.request_timeout.as_secs_f64()),
+                format!("{} did not answer within {:.0} s", self.base(), self.request_timeout.as_secs_f64()),
             )
             .hint("try again with a longer --request-timeout"),
             ureq::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<rustls::Error>()) => {
-                CliError::new(Exit::Authentication, format!("{} does not prove who it is: {cause}", self.base))
+                CliError::new(Exit::Authentication, format!("{} does not prove who it is: {cause}", self.base()))
                     .hint("is it the cluster of this file, with the certificate that [api] admin_tls_cert names? else --cacert FILE")
             }
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-                CliError::usage(format!("--server {}: {error}", self.base)).hint("write http://ADDRESS:PORT")
+                CliError::usage(format!("--server {}: {error}", self.base())).hint("write http://ADDRESS:PORT")
             }
             // Any port: nobody has said which.
-            _ if self.base.ends_with(":0") && self.cluster.is_some() => {
+            _ if self.base().ends_with(":0") && self.cluster.is_some() => {
                 let name = self.cluster.as_deref().unwrap_or_default();
                 CliError::unreachable(format!("cluster '{name}' is not running"))
                     .hint("start it with `asterism up --detach`, or name another with --server URL or -f FILE")
             }
-            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base)).hint(match self.is_elsewhere() {
+            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base())).hint(match self.is_elsewhere() {
                 true => "see on that machine whether its supervisor runs, or name another with --server URL or -f FILE",
                 false => "start it with `asterism up --detach`, or name it with --server URL or -f FILE",
             }),
@@ -294,7 +311,7 @@ impl Client {
 
     /// Whether its address is another machine's, where nobody could start it from here.
     fn is_elsewhere(&self) -> bool {
-        let host = self.base.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
+        let host = self.base().split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
         let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
         match host.parse::<IpAddr>() {
             Ok(address) => UdpSocket::bind((address, 0)).is_err(),
@@ -303,8 +320,19 @@ impl Client {
     }
 
     fn garbled(&self, error: &serde_json::Error) -> CliError {
-        CliError::unreachable(format!("{} answered something that is not of this version: {error}", self.base))
+        CliError::unreachable(format!("{} answered something that is not of this version: {error}", self.base()))
             .hint("run the same version of asterism here and there: `asterism version`")
+    }
+}
+
+/// Whether a request did not leave this machine.
+fn never_reached(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    match error {
+        ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => true,
+        ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => true,
+        ureq::Error::Io(cause) => [ConnectionRefused, HostUnreachable, NetworkUnreachable].contains(&cause.kind()),
+        _ => false,
     }
 }
 
@@ -328,6 +356,8 @@ fn next_step(code: &str) -> Option<&'static str> {
         "spare_busy" => "`asterism host list` shows which spare hosts are free",
         "capacity_exhausted" => "`asterism session list` shows what is pinned; drop a session, or wait",
         "disk_full" => "make room on the disk of data_dir",
+        "standby" => "name every supervisor with --server URL,URL",
+        "journal_unreachable" => "see that a majority of etcd's members runs",
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",

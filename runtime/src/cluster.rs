@@ -9,9 +9,9 @@ pub(crate) mod host;
 mod hosts;
 mod model;
 mod observability;
-pub mod sample;
 mod security;
 pub mod size;
+mod standby;
 
 use std::{
     net::SocketAddr,
@@ -27,6 +27,7 @@ pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
 use clashes::{check_free, check_name, check_tcp_ports};
 pub use data::Data;
 pub use error::{ClusterError, FILE_VERSION};
+pub use file::sample;
 use file::{ClusterFile, ControlTransport, Recovery, Role};
 pub use host::{Host, NAME_LABEL};
 use host::{LEAST_MEMORY, socket_address};
@@ -34,6 +35,7 @@ pub use model::Model;
 pub use observability::Log;
 pub use security::{CertificateFiles, Security};
 use size::Bytes;
+pub use standby::Standby;
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;
@@ -97,6 +99,8 @@ pub struct Cluster {
     pub serving: ServingLimits,
     /// What may wait.
     pub queue: QueueLimits,
+    /// Where several supervisors share their journal, if there are several.
+    pub standby: Option<Standby>,
     /// What is logged, and how.
     pub log: Log,
     /// What carries tensors between hosts.
@@ -175,6 +179,7 @@ impl Cluster {
             sessions: sessions(file)?,
             serving: serving(file)?,
             queue: queue(file)?,
+            standby: standby::resolve(&file.standby, directory)?,
             log: observability::log(file),
             data: Data::resolve(&file.transport)?,
             otlp_endpoint: observability::otlp_endpoint(file)?,

@@ -78,6 +78,12 @@ pub fn journal(data_dir: &Path) -> PathBuf {
     data_dir.join("journal.redb")
 }
 
+/// Where that lies which every supervisor of a cluster needs: the folder that they share, where this machine sees it, else data_dir.
+pub fn shared(cluster: &Cluster) -> &Path {
+    let shared = cluster.standby.as_ref().map(|standby| standby.shared_dir.as_path());
+    shared.filter(|folder| folder.is_dir()).unwrap_or(&cluster.data_dir)
+}
+
 /// Where who has the role keeps the cluster file that it starts processes from.
 pub fn start_file(data_dir: &Path, role: LockRole) -> PathBuf {
     path(data_dir, role, "toml")

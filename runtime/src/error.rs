@@ -104,9 +104,15 @@ pub fn exit_of_code(code: &str) -> Exit {
         | "journal_other_cluster"
         | "needs_restart"
         | "joining_closed" => Exit::Usage,
-        "other_cluster" | "not_ready" | "self_test_failed" | "stopping" | "journal_in_use" | "journal_io" => {
-            Exit::Unreachable
-        }
+        "other_cluster"
+        | "not_ready"
+        | "self_test_failed"
+        | "stopping"
+        | "journal_in_use"
+        | "journal_io"
+        | "journal_unreachable"
+        | "journal_deposed"
+        | "standby" => Exit::Unreachable,
         "placement_impossible" | "overloaded" | "capacity_exhausted" | "disk_full" => Exit::Capacity,
         "job_exists" | "job_not_found" | "job_ended" | "not_found" | "method_not_allowed" | "session_exists"
         | "session_not_found" | "session_expired" | "host_not_found" | "model_not_found" | "last_host"

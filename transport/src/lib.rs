@@ -31,5 +31,5 @@ pub use frame::{
     version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, SpokenVersions},
 };
 pub use link::measure;
-pub use link::place::{Place, PlaceError, PlacePort};
+pub use link::place::{Place, PlaceError, PlacePort, Places};
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};

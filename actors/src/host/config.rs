@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_transport::{DataPlane, Endpoint, PlacePort, Transport};
+use asterism_transport::{DataPlane, Endpoint, Places, Transport};
 use tokio::sync::watch;
 
 use crate::{
@@ -30,8 +30,8 @@ pub struct HostConfig {
     pub encodes: bool,
     /// Whether it generates; the model it loads needs its head then.
     pub generates: bool,
-    /// Where the supervisor listens.
-    pub supervisor: PlacePort,
+    /// Where the supervisor listens: at one of these places.
+    pub supervisor: Places,
     /// The node's number of this process: larger at each start of this host.
     pub start: u64,
     /// How long a host that lost its supervisor works on and tries to reach it.
@@ -54,7 +54,7 @@ pub struct HostConfig {
 
 impl HostConfig {
     /// What the role needs: a context host encodes, a query host generates, a spare does both.
-    pub fn new(name: &str, role: HostRole, supervisor: impl Into<PlacePort>, start: u64) -> Self {
+    pub fn new(name: &str, role: HostRole, supervisor: impl Into<Places>, start: u64) -> Self {
         let (encodes, generates) = match role {
             HostRole::Context => (true, false),
             HostRole::Query => (false, true),

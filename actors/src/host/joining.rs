@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_transport::{Link, PlacePort, Transport, TransportError, certificates::MemberRole};
+use asterism_transport::{Link, Places, Transport, TransportError, certificates::MemberRole};
+use futures_util::future::select_ok;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     authority::{self, Action, Party},
@@ -17,6 +19,10 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// Waits between attempts to join again double from the first to the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Longest that several places are tried at once: one may be stopped and say nothing, while another one comes.
+const ROUND: Duration = Duration::from_secs(2);
+/// Longest that such rounds go on.
+const ROUNDS_END: Duration = Duration::from_secs(10);
 
 /// A supervisor that said welcome.
 pub struct Joined {
@@ -36,13 +42,13 @@ pub struct Joined {
 
 /// Sends hello and waits for the welcome; where the supervisor is called by a name, that is resolved anew. Who has no certificate of a
 /// supervisor receives nothing.
-pub async fn join(hello: Hello, supervisor: &PlacePort, transport: &dyn Transport) -> Result<Joined, HostError> {
+pub async fn join(hello: Hello, supervisor: &Places, transport: &dyn Transport) -> Result<Joined, HostError> {
     let host = hello.name.clone();
     let unreachable = |cause: TransportError| {
         let (host, address) = (host.clone(), supervisor.to_string());
         HostError::Supervisor { host, address, cause: Box::new(cause) }
     };
-    let link = transport.connect(supervisor.look_up().await.map_err(unreachable)?).await.map_err(unreachable)?;
+    let link = connect(supervisor, transport).await.map_err(unreachable)?;
     let party = authority::party(link.peer(), Party::Member(MemberRole::Supervisor));
     if let Err(denied) = authority::check(party, Action::Welcome) {
         let got = link::peer_name(link.as_ref());
@@ -62,6 +68,29 @@ pub async fn join(hello: Hello, supervisor: &PlacePort, transport: &dyn Transpor
         Ok(HostCommand::Refuse { reason }) => Err(HostError::Refused { host, reason }),
         Ok(other) => Err(HostError::Refused { host, reason: format!("it answered hello with {other:?}") }),
         Err(cause) => Err(HostError::Lost { host, cause: cause.to_string() }),
+    }
+}
+
+/// A link to where somebody answers first.
+async fn connect(supervisor: &Places, transport: &dyn Transport) -> Result<Arc<dyn Link>, TransportError> {
+    if let [only] = supervisor.all() {
+        return transport.connect(only.look_up().await?).await;
+    }
+    let began = Instant::now();
+    loop {
+        let tries = supervisor.all().iter().map(|place| {
+            Box::pin(async move {
+                let address = place.look_up().await?;
+                let silent = |_| Err(TransportError::TimedOut { peer: address });
+                timeout(ROUND, transport.connect(address)).await.unwrap_or_else(silent)
+            })
+        });
+        match select_ok(tries).await {
+            Ok((link, _)) => return Ok(link),
+            Err(TransportError::TransportClosed) => return Err(TransportError::TransportClosed),
+            Err(error) if began.elapsed() > ROUNDS_END => return Err(error),
+            Err(_) => tokio::time::sleep(FIRST_WAIT).await,
+        }
     }
 }
 

@@ -41,7 +41,7 @@ use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
 pub use running::Applied;
 pub use shared::AdminState;
-pub use waiting::{Cause, wait};
+pub use waiting::{Cause, Waiting, wait};
 
 /// Most connections at a time.
 const MOST_ADMIN_CONNECTIONS: usize = 16_384;
@@ -155,7 +155,7 @@ mod tests {
         client::Client,
         cluster::{Cluster, file as cluster_file, sample::SAMPLE},
         error::Exit,
-        processes::wiring::{self, runtime},
+        processes::wiring::{self, runtime, standby::JournalTurn},
     };
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
@@ -163,8 +163,9 @@ mod tests {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
-        let journal = wiring::journal(&cluster).unwrap();
-        let (supervisor, listen, door) = wiring::start_supervisor(&cluster, journal).await.unwrap();
+        let JournalTurn::Ours(journal) = wiring::journal(&cluster).unwrap() else { panic!("nobody shares it") };
+        let models = wiring::supervisors_models(&cluster, &[]).unwrap();
+        let (supervisor, listen, door) = wiring::start_supervisor(&cluster, (models, journal)).await.unwrap();
         let self_test = SelfTest::new(&cluster, &supervisor);
         let links = LinkBench::new(&supervisor);
         let state = AdminState {

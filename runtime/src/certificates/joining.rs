@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     certificates::{credentials, members::NamedMember, revocation},
     cluster::{Cluster, file::SecurityMode},
-    data_dir::private,
+    data_dir::{self, private},
     error::{CliError, Exit},
     globals,
 };
@@ -54,7 +54,7 @@ pub fn open(cluster: &Cluster, context: JoinContext) -> Result<Option<JoinListen
     let authority = CertificateAuthority::load(&crate::certificates::members::ca_folder(cluster)).map_err(|error| {
         credentials::refusal(error).hint("the CA's key must be in data_dir; or take join_listen out of [security]")
     })?;
-    let file = cluster.data_dir.join("join-tokens.json");
+    let file = data_dir::shared(cluster).join("join-tokens.json");
     let tokens = read(&file)?;
     let rules = NodeJoinRules { context, file };
     let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(rules));

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use asterism_transport::certificates::MemberRole;
 
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, data_dir};
 
 /// A member of the cluster at hand: what it is there for, and its name.
 pub type NamedMember<'a> = (MemberRole, &'a str);
@@ -14,7 +14,7 @@ pub const SUPERVISOR: NamedMember<'static> = (MemberRole::Supervisor, "superviso
 
 /// Where the cluster's CA lies when the file names no certificates.
 pub fn ca_folder(cluster: &Cluster) -> PathBuf {
-    cluster.data_dir.join("certificates")
+    data_dir::shared(cluster).join("certificates")
 }
 
 /// Where the certificate of `name` lies.

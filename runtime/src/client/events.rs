@@ -21,19 +21,15 @@ impl Client {
         after: Option<&str>,
         follow: bool,
     ) -> Result<impl Iterator<Item = Result<ClusterEvent, CliError>> + use<>, CliError> {
-        let mut request = self.agent.get(format!("{}/api/v1/events?follow={follow}", self.base));
-        for (name, value) in self.headers() {
-            request = request.header(name, value);
-        }
-        if let Some(after) = after {
-            request = request.header("last-event-id", after);
-        }
-        let answer = self.checked(request.call().map_err(|error| self.failed(&error))?)?;
+        let answer = self.asked(|base| {
+            let request = self.bearing(self.agent.get(format!("{base}/api/v1/events?follow={follow}")));
+            after.into_iter().fold(request, |request, after| request.header("last-event-id", after)).call()
+        })?;
         let (client, body) = (self.clone(), answer.into_body().into_with_config().limit(u64::MAX).reader());
         Ok(data(BufReader::new(body)).map(move |data| match data {
             Ok(data) => serde_json::from_str(&data)
                 .map_err(|error| CliError { exit: Exit::JobFailed, ..client.garbled(&error) }),
-            Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", client.base))
+            Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", client.base()))
                 .hint("`asterism status` shows whether the supervisor still runs")),
         }))
     }

@@ -276,6 +276,28 @@ mod tests {
         );
     }
 
+    /// Three supervisors are named: one that is gone, one that stands by, and the leader, which is asked first from then on.
+    #[test]
+    fn whoever_leads_is_found_and_followed() {
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let [standby, leader] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
+        let named = format!("http://{gone}, {},{}", url(&standby), url(&leader));
+        let refused = r#"{"error":{"message":"stands by","type":"overloaded_error","code":"standby","param":null}}"#;
+        let asked = thread::spawn(move || {
+            let status = "503 Service Unavailable";
+            answer(&mut standby.accept().unwrap().0, status, refused, true)
+        });
+        let led = thread::spawn(move || {
+            [(); 2].map(|()| answer(&mut leader.accept().unwrap().0, "202 Accepted", r#"{"id":"j"}"#, true))
+        });
+        let client = Client::new(&named, None, Duration::from_secs(10)).unwrap();
+        let request = JobRequest { id: Some("j".into()), ..JobRequest::new(Some("c".into()), "q".into()) };
+        assert_eq!([(); 2].map(|()| client.submit(&request).unwrap()), ["j", "j"]);
+        assert_eq!(asked.join().unwrap(), "POST /api/v1/jobs");
+        assert_eq!(led.join().unwrap(), ["POST /api/v1/jobs"; 2]);
+    }
+
     #[test]
     fn a_server_that_never_answered_is_not_waited_for() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

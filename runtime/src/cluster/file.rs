@@ -10,6 +10,8 @@ mod numbers;
 mod observability;
 mod paths;
 mod read;
+pub mod sample;
+mod standby;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -27,6 +29,7 @@ pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
 pub use paths::{anchored, with_own_paths};
 pub use read::parse;
+pub use standby::StandbySection;
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +58,9 @@ pub struct ClusterFile {
     /// `[supervisor]`
     #[serde(default)]
     pub supervisor: SupervisorSection,
+    /// `[standby]`: several supervisors, of which one leads.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub standby: StandbySection,
     /// `[sessions]`
     #[serde(default)]
     pub sessions: SessionsSection,
@@ -343,6 +349,7 @@ impl Default for ClusterFile {
             transport: TransportSection::default(),
             security: SecuritySection::default(),
             supervisor: SupervisorSection::default(),
+            standby: StandbySection::default(),
             sessions: SessionsSection::default(),
             serving: ServingSection::default(),
             api: ApiSection::default(),

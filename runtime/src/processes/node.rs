@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use asterism_transport::PlacePort;
+use asterism_transport::Places;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -65,8 +65,8 @@ pub struct Launch {
     pub program: PathBuf,
     /// The cluster file.
     pub file: StartFile,
-    /// Where the supervisor listens.
-    pub supervisor: PlacePort,
+    /// Where the supervisor listens: at one of these places.
+    pub supervisor: Places,
     /// A host that has not joined so long after its start is ended.
     pub join_within: Duration,
 }
@@ -76,7 +76,7 @@ impl Launch {
     ///
     /// # Errors
     /// When the system does not say where this program lies.
-    pub fn new(file: StartFile, supervisor: impl Into<PlacePort>) -> Result<Self, CliError> {
+    pub fn new(file: StartFile, supervisor: impl Into<Places>) -> Result<Self, CliError> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::unreachable(format!("the path of this program is not known: {error}")))?;
         Ok(Self { program, file, supervisor: supervisor.into(), join_within: JOIN_WITHIN })

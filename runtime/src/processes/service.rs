@@ -9,14 +9,19 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use asterism_actors::{api::HostHealth, store::RedbStore, supervisor::Supervisor};
+use asterism_actors::{
+    api::HostHealth,
+    store::StateStore,
+    supervisor::{ModelFront, Supervisor},
+};
 use rustls::ServerConfig;
 use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     api::{
         admin::{
-            self as http, AdminState, Cause, Server, link_bench::LinkBench, running::RunningFile, self_test::SelfTest,
+            self as http, AdminState, Cause, Server, Waiting, link_bench::LinkBench, running::RunningFile,
+            self_test::SelfTest,
         },
         anthropic,
         http::body::intake::Intake,
@@ -30,13 +35,18 @@ use crate::{
     },
     cluster::Cluster,
     data_dir::{self, LockRole},
-    error::CliError,
-    processes::wiring,
+    error::{CliError, Exit},
+    processes::wiring::{
+        self,
+        standby::{JournalTurn, SharedJournal},
+    },
 };
 use client_threads::ClientThreads;
 
 /// How often a disk that takes nothing is looked at.
 const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often one that stands by looks whether anybody leads.
+const LEADER_LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A running supervisor.
 pub struct SupervisorService {
@@ -49,34 +59,42 @@ pub struct SupervisorService {
     clients: ClientThreads,
     stop_wanted: Arc<Notify>,
     lock: Arc<data_dir::Lock>,
+    /// Where it shares the journal with others.
+    shared: Option<SharedJournal>,
 }
 
 /// What must be on the disk before anything is served.
 struct Ground {
     lock: data_dir::Lock,
-    store: RedbStore,
+    store: Box<dyn StateStore>,
+    /// Loaded already where it stood by; else none.
+    models: Vec<Arc<ModelFront>>,
 }
 
 impl SupervisorService {
     /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
-    /// takes nothing it waits for it, and calls `waits` with the cause every second. `read`: the text of the cluster file, and where its
+    /// takes nothing it waits for it, and while another supervisor leads it stands by; it calls `waits` with the cause at each look. `read`: the text of the cluster file, and where its
     /// relative paths start.
-    pub async fn start(cluster: &Cluster, read: (&str, &Path), waits: impl Fn(&CliError)) -> Result<Self, CliError> {
+    pub async fn start(cluster: &Cluster, read: (&str, &Path), waits: impl Fn(&Waiting)) -> Result<Self, CliError> {
         let token = secrets::admin_token(cluster)?;
         let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
         let admin_tls = secrets::admin_tls(cluster)?;
-        let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
+        let Ground { lock, store, models } = Ground::awaited(cluster, waits).await?;
         let file = RunningFile::begin(read, cluster, wiring::CONFIGURED)?;
         let cluster = &file.cluster();
-        let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
+        let models = wiring::supervisors_models(cluster, &models)?;
+        let (supervisor, listen, door) = wiring::start_supervisor(cluster, (models, store)).await?;
         let joins = joining::open(cluster, rules(&supervisor, &file))?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
         self_test.keep_untested_closed();
         let (intake, clients) = (Intake::new(&supervisor), ClientThreads::start()?);
-        let store =
-            cluster.api.as_ref().map(|api| Store::open(&cluster.data_dir, api.limits).map(Arc::new)).transpose()?;
+        let store = cluster
+            .api
+            .as_ref()
+            .map(|api| Store::open(data_dir::shared(cluster), api.limits).map(Arc::new))
+            .transpose()?;
         let state = AdminState {
             self_test,
             intake: intake.clone(),
@@ -100,7 +118,8 @@ impl SupervisorService {
         let record = data_dir::ServerRecord { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
-        Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock })
+        let shared = wiring::shared_journal(cluster);
+        Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock, shared })
     }
 
     /// Completes when a client asks for the end.
@@ -110,6 +129,13 @@ impl SupervisorService {
 
     /// Tells every host to end, and ends supervisor and APIs.
     pub async fn shut_down(self) {
+        if let Some(shared) = self.shared.clone() {
+            // Before the lead is given up: who stands by would take it.
+            let ended = tokio::task::spawn_blocking(move || shared.end_all()).await;
+            if let Ok(Err(error)) = ended {
+                tracing::error!(%error, "supervisors that stand by are not told of the end");
+            }
+        }
         self.supervisor.shutdown().await;
         self.close().await;
     }
@@ -178,28 +204,54 @@ async fn open_api(
 }
 
 impl Ground {
-    fn take(cluster: &Cluster) -> Result<Self, CliError> {
+    fn take(cluster: &Cluster) -> Result<JournalTurn<Self>, CliError> {
         let lock = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?;
+        // Before certificates are made: of several supervisors the one that leads makes those of all.
+        let store = match wiring::journal(cluster)? {
+            JournalTurn::Ours(store) => store,
+            JournalTurn::Theirs(leader) => return Ok(JournalTurn::Theirs(leader)),
+        };
         credentials::found(cluster)?;
         credentials::provide(cluster, [members::SUPERVISOR])?;
-        let store = wiring::journal(cluster)?;
-        Ok(Self { lock, store })
+        Ok(JournalTurn::Ours(Self { lock, store, models: Vec::new() }))
     }
 
-    async fn awaited(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
-        let mut listener = None;
+    /// The same off the threads that serve: a disk or etcd may take long. One that stood by ends with the cluster.
+    async fn tried(cluster: &Cluster, stood_by: bool) -> Result<JournalTurn<Self>, CliError> {
+        let cluster = cluster.clone();
+        let take = move || {
+            let shared = wiring::shared_journal(&cluster).filter(|_| stood_by);
+            match shared.is_some_and(|shared| shared.has_ended().unwrap_or(false)) {
+                true => Err(CliError::new(Exit::Success, "the cluster was ended")),
+                false => Self::take(&cluster),
+            }
+        };
+        let tried = tokio::task::spawn_blocking(take).await;
+        tried.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))
+    }
+
+    async fn awaited(cluster: &Cluster, waits: impl Fn(&Waiting)) -> Result<Self, CliError> {
+        let (mut listener, mut models) = (None, Vec::new());
         let stated = Cause::default();
         let taken = loop {
-            let error = match Self::take(cluster) {
-                Err(error) if error.may_pass => error,
-                taken => break taken,
+            let stood_by = matches!(*stated.read().unwrap_or_else(PoisonError::into_inner), Waiting::StandsBy(_));
+            let (waiting, look_every) = match Self::tried(cluster, stood_by).await {
+                Ok(JournalTurn::Ours(ground)) => break Ok(Self { models, ..ground }),
+                Ok(JournalTurn::Theirs(leader)) => (Waiting::StandsBy(leader.to_string()), LEADER_LOOK_EVERY),
+                Err(error) if error.may_pass => {
+                    let code = if error.exit == Exit::Unreachable { "journal_unreachable" } else { "disk_full" };
+                    (Waiting::Hindered { code, cause: error.message }, SERVICE_LOOK_EVERY)
+                }
+                Err(error) => break Err(error),
             };
             let update = {
                 let mut stated = stated.write().unwrap_or_else(PoisonError::into_inner);
-                std::mem::replace(&mut *stated, error.message.clone()) != error.message
+                std::mem::replace(&mut *stated, waiting.clone()) != waiting
             };
-            if update {
-                tracing::error!(%error, "waits for the disk");
+            match &waiting {
+                Waiting::StandsBy(leader) if update => tracing::info!(leader, "stands by"),
+                Waiting::Hindered { cause, .. } if update => tracing::error!(cause, "waits for its journal"),
+                _ => {}
             }
             if listener.is_none() {
                 // An address that is taken is told when it is needed.
@@ -207,12 +259,21 @@ impl Ground {
                     .and_then(|tls| http::wait(cluster.admin_listen, tls, stated.clone()))
                     .ok();
             }
-            waits(&error);
-            tokio::time::sleep(SERVICE_LOOK_EVERY).await;
+            waits(&waiting);
+            if matches!(waiting, Waiting::StandsBy(_)) && models.is_empty() {
+                // What can be done before the take-over is, and what would be refused then is refused now.
+                let cluster = cluster.clone();
+                let loaded = tokio::task::spawn_blocking(move || wiring::supervisors_models(&cluster, &[])).await;
+                match loaded.unwrap_or_else(|panic| Err(CliError::unreachable(panic))) {
+                    Ok(loaded) => models = loaded,
+                    Err(error) => break Err(error),
+                }
+            }
+            tokio::time::sleep(look_every).await;
         };
         if let Some(listener) = listener {
             listener.stop().await;
-            tracing::info!("the disk takes what is written again");
+            tracing::info!("waits no more");
         }
         taken
     }

@@ -73,7 +73,7 @@ async fn serve(
 ) -> Result<(SupervisorService, NodeAgent), CliError> {
     metrics::install();
     let read = (text, file.beside());
-    let service = SupervisorService::start(cluster, read, |error| tracing::error!(%error, "waits")).await?;
+    let service = SupervisorService::start(cluster, read, |cause| tracing::error!(%cause, "waits")).await?;
     let hosts = local_hosts(cluster);
     credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;

@@ -2,6 +2,7 @@
 
 mod data;
 pub(crate) mod listener;
+pub mod standby;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,14 +22,14 @@ use asterism_actors::{
     host::HostEnd,
     messages::{Condition, HostRole, Settings},
     node::{self, NodeLink, NodeView},
-    store::{RedbStore, StoreError},
+    store::{RedbStore, StateStore, StoreError},
     supervisor::{
         HostSpec, MODEL_LABEL, ModelFront, Recovery, ServedModel, Supervisor, SupervisorConfig, record_config,
         scheduling,
     },
     tally::Tally,
 };
-use asterism_transport::{PlacePort, Transport, certificates::MemberRole, local::LocalNetwork};
+use asterism_transport::{PlacePort, Places, Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
 use tokio::sync::watch;
 
@@ -37,7 +38,7 @@ use crate::{
     certificates::{credentials, members},
     cluster::{Cluster, Host, Model, file as cluster_file},
     data_dir::{self, private},
-    error::CliError,
+    error::{CliError, Exit},
     observe::{logging, metrics},
     processes::{
         calibration,
@@ -48,28 +49,73 @@ use crate::{
 };
 pub use data::{all_fit, known, memory_alone, try_ucx, usable};
 use listener::{QUIC, bind, counted, here, no_threads, transport_refusal};
+use standby::{JournalTurn, LeaderRecord, SharedJournal};
 
-/// Opens the journal of `cluster`, or begins it.
-pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
-    RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
-        .map_err(|error| host_refusal(&HostError::Journal(error)))
+/// Opens the journal of `cluster`, or begins it: in data_dir, or where several supervisors share it, if it is this one's turn.
+pub fn journal(cluster: &Cluster) -> Result<JournalTurn<Box<dyn StateStore>>, CliError> {
+    let refused = |error| host_refusal(&HostError::Journal(error));
+    let Some(shared) = shared_journal(cluster) else {
+        let store = RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name).map_err(refused)?;
+        return Ok(JournalTurn::Ours(Box::new(store)));
+    };
+    if !shared.folder.is_dir() {
+        let what = format!("[standby] shared_dir {} is no folder of this machine", shared.folder.display());
+        return Err(CliError::usage(what).hint("make it, or mount it, where every supervisor's machine sees it"));
+    }
+    Ok(match shared.open().map_err(refused)? {
+        JournalTurn::Ours(store) => JournalTurn::Ours(Box::new(store)),
+        JournalTurn::Theirs(leader) => JournalTurn::Theirs(leader),
+    })
+}
+
+/// Where several supervisors share the journal, if there are several.
+pub fn shared_journal(cluster: &Cluster) -> Option<SharedJournal> {
+    let standby = cluster.standby.as_ref()?;
+    Some(SharedJournal {
+        cluster: cluster.name.clone(),
+        members: standby.etcd.clone(),
+        folder: standby.shared_dir.clone(),
+        lease_s: standby.lease_s,
+        own: LeaderRecord {
+            machine: machine_name(),
+            pid: std::process::id(),
+            admin: data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()),
+            listen: cluster.listen.to_string(),
+        },
+        deposed: Arc::new(|cause| {
+            // Nothing that this process would still say or write counts: hosts and clients go to whoever leads.
+            tracing::error!(cause, "this supervisor leads no more, and ends at once");
+            std::process::exit(Exit::Unreachable as i32);
+        }),
+    })
+}
+
+fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// The cluster's models as its supervisor begins with them; those that are `known` are taken as they are.
+pub fn supervisors_models(cluster: &Cluster, known: &[Arc<ModelFront>]) -> Result<Vec<Arc<ModelFront>>, CliError> {
+    let models = fronts(cluster, known)?;
+    if known.is_empty() {
+        models.iter().flat_map(|model| &model.config.notes).for_each(|note| tracing::warn!("{note}"));
+    }
+    Ok(models)
 }
 
 /// Starts the supervisor's actor with what its journal has. Returns it with the address hosts reach it at, and who called there
 /// in vain.
 pub async fn start_supervisor(
     cluster: &Cluster,
-    store: RedbStore,
+    (models, store): (Vec<Arc<ModelFront>>, Box<dyn StateStore>),
 ) -> Result<(Supervisor, SocketAddr, Arc<PeerRefusals>), CliError> {
-    let models = fronts(cluster, &[])?;
-    models.iter().flat_map(|model| &model.config.notes).for_each(|note| tracing::warn!("{note}"));
     let door = PeerRefusals::new(cluster, QUIC);
     let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let config = supervisor_config(cluster, &models);
     record_config(&config);
-    let supervisor =
-        Supervisor::start(config, models, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
+    let supervisor = Supervisor::start(config, models, transport, store).await.map_err(|error| host_refusal(&error))?;
     watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
     cluster.models().for_each(|model| hash_weights(&supervisor, model, &cluster.data_dir));
     Ok((supervisor, address, door))
@@ -191,7 +237,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
 pub async fn run_hosts<'a>(
     cluster: &'a Cluster,
     hosts: &[&'a Host],
-    (supervisor, start): (&PlacePort, u64),
+    (supervisor, start): (&Places, u64),
     (joined, leave, leaving): (impl FnOnce() + Send + 'static, watch::Sender<bool>, watch::Receiver<bool>),
 ) -> Result<HostEnd, CliError> {
     let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
@@ -240,7 +286,7 @@ pub async fn run_hosts<'a>(
 fn host_config(
     cluster: &Cluster,
     host: &Host,
-    (supervisor, start): (&PlacePort, u64),
+    (supervisor, start): (&Places, u64),
     tally: Option<Arc<Tally>>,
 ) -> HostConfig {
     let role = match host.role {
@@ -279,10 +325,10 @@ async fn run_host(
 }
 
 /// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever; says what `look` finds.
-pub fn node_link(cluster: &Cluster, name: &str, listen: &PlacePort, look: NodeView) -> Result<NodeLink, CliError> {
+pub fn node_link(cluster: &Cluster, name: &str, listen: &Places, look: NodeView) -> Result<NodeLink, CliError> {
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
-    let place = cluster.node_place(name).unwrap_or(&listen.place);
+    let place = cluster.node_place(name).unwrap_or(&listen.first().place);
     let address = here(&PlacePort { place: place.clone(), port: 0 })?;
     let transport = bind(cluster, member, (address, 0), counted(QUIC))?;
     let config = HostConfig::new(name, HostRole::Node, listen.clone(), 1);
@@ -308,6 +354,10 @@ fn host_refusal(error: &HostError) -> CliError {
             | StoreError::OtherCluster { .. },
         ) => CliError::usage(error).hint("nothing was changed"),
         HostError::Journal(StoreError::DiskFull { .. }) => CliError::no_room(error),
+        HostError::Journal(StoreError::Remote { .. }) => CliError {
+            may_pass: true,
+            ..CliError::unreachable(error).hint("see that a majority of etcd's members runs")
+        },
         HostError::Journal(StoreError::Io { cause, .. }) if private::may_pass(cause.kind()) => CliError::no_room(error),
         HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
         HostError::OtherModel { .. } => {

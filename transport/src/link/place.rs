@@ -31,6 +31,10 @@ pub struct PlacePort {
     pub port: u16,
 }
 
+/// The places of somebody who is at one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places(Vec<PlacePort>);
+
 /// What is neither an address nor a name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("'{got}' is no address and no name; expected {expected}")]
@@ -86,6 +90,48 @@ impl PlacePort {
             Err(error) => error.to_string(),
         };
         Err(TransportError::NoAddress { name: self.place.to_string(), cause })
+    }
+}
+
+impl Places {
+    /// All of them; at least one.
+    pub fn all(&self) -> &[PlacePort] {
+        &self.0
+    }
+
+    /// The first of them.
+    pub fn first(&self) -> &PlacePort {
+        &self.0[0]
+    }
+}
+
+impl From<PlacePort> for Places {
+    fn from(place: PlacePort) -> Self {
+        Self(vec![place])
+    }
+}
+
+impl From<SocketAddr> for Places {
+    fn from(address: SocketAddr) -> Self {
+        PlacePort::from(address).into()
+    }
+}
+
+/// As text, with commas between them.
+impl FromStr for Places {
+    type Err = PlaceError;
+
+    fn from_str(text: &str) -> Result<Self, PlaceError> {
+        text.split(',').map(|place| place.trim().parse()).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Places {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, place) in self.0.iter().enumerate() {
+            write!(formatter, "{}{place}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
     }
 }
 
@@ -161,6 +207,15 @@ impl fmt::Display for PlacePort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_places_stand_with_commas_between_them() {
+        let places: Places = "10.0.0.1:7400, south:7400".parse().unwrap();
+        assert_eq!((places.to_string().as_str(), places.all().len()), ("10.0.0.1:7400,south:7400", 2));
+        assert_eq!(places.to_string().parse(), Ok(places));
+        let refused = "10.0.0.1:7400,,".parse::<Places>().unwrap_err();
+        assert!(refused.to_string().starts_with("'' is no address"), "{refused}");
+    }
 
     #[test]
     fn addresses_and_names_are_told_apart() {

@@ -29,7 +29,7 @@ use crate::{
             changes::{Change, changes},
         },
     },
-    data_dir::private,
+    data_dir::{self, private},
     error::CliError,
     globals,
     observe::logging,
@@ -133,7 +133,7 @@ impl RunningFile {
         configured: Configured,
     ) -> Result<Self, CliError> {
         let base = globals::as_typed(text).map_err(CliError::usage)?;
-        let path = cluster.data_dir.join(JOINED_FILE);
+        let path = data_dir::shared(cluster).join(JOINED_FILE);
         let refused = |cause: &dyn std::fmt::Display| {
             CliError::usage(format!("{}: {cause}", path.display()))
                 .hint("these nodes joined with hosts of their own; move the file away to forget them")
@@ -198,7 +198,7 @@ impl RunningFile {
     ) -> Result<Applied, ApplyError> {
         let (before, joined_before, path) = {
             let running = self.state.read().unwrap_or_else(PoisonError::into_inner);
-            (running.file(), running.joined.clone(), running.cluster.data_dir.join(JOINED_FILE))
+            (running.file(), running.joined.clone(), data_dir::shared(&running.cluster).join(JOINED_FILE))
         };
         let file = joined.laid_over(&base);
         let wanted = resolved(&file, &self.directory)?;

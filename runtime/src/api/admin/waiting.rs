@@ -1,6 +1,8 @@
-//! What the admin listener says while the supervisor cannot start yet: that it lives, that it is not ready, and why.
+//! What the admin listener says while the supervisor does not serve: that it lives, and why it waits. One that stands by for another
+//! is ready to, which says nothing of who leads.
 
 use std::{
+    fmt,
     net::{SocketAddr, TcpListener},
     sync::{Arc, PoisonError, RwLock},
 };
@@ -23,7 +25,34 @@ use crate::{
 };
 
 /// Why the supervisor waits.
-pub type Cause = Arc<RwLock<String>>;
+pub type Cause = Arc<RwLock<Waiting>>;
+
+/// Why a supervisor does not serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// It has not looked yet.
+    #[default]
+    Begins,
+    /// Something is in its way that may pass.
+    Hindered {
+        /// A stable code.
+        code: &'static str,
+        /// What it is.
+        cause: String,
+    },
+    /// Another one leads.
+    StandsBy(String),
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begins => formatter.write_str("it has just been started"),
+            Self::Hindered { cause, .. } => formatter.write_str(cause),
+            Self::StandsBy(leader) => write!(formatter, "stands by: {leader} leads"),
+        }
+    }
+}
 
 /// Listens at `address` until the supervisor can, with TLS where there is a certificate.
 pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Result<Server, CliError> {
@@ -42,6 +71,7 @@ pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Res
             }))
             .app_data(data.clone())
             .service(live)
+            .service(ready)
             .default_service(web::to(refuse))
             .wrap(from_fn(identify))
     };
@@ -57,13 +87,29 @@ pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Res
 /// A restart would not help.
 #[get("/livez")]
 async fn live(cause: web::Data<Cause>) -> HttpResponse {
-    HttpResponse::Ok().body(format!("ok, waits: {}\n", stated(&cause)))
+    HttpResponse::Ok().body(match stated(&cause) {
+        standby @ Waiting::StandsBy(_) => format!("ok, {standby}\n"),
+        waiting => format!("ok, waits: {waiting}\n"),
+    })
+}
+
+/// Whoever replaces supervisors one after the other goes on when this one can take over.
+#[get("/readyz")]
+async fn ready(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
+    match stated(&cause) {
+        standby @ Waiting::StandsBy(_) => Ok(HttpResponse::Ok().body(format!("{standby}\n"))),
+        _ => refuse(cause).await,
+    }
 }
 
 async fn refuse(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
-    Err(Refusal::waiting(stated(&cause)))
+    Err(match stated(&cause) {
+        Waiting::StandsBy(leader) => Refusal::standby(format!("{leader} leads")),
+        Waiting::Hindered { code, cause } => Refusal::waiting(code, cause),
+        Waiting::Begins => Refusal::waiting("not_ready", Waiting::Begins),
+    })
 }
 
-fn stated(cause: &Cause) -> String {
+fn stated(cause: &Cause) -> Waiting {
     cause.read().unwrap_or_else(PoisonError::into_inner).clone()
 }

@@ -122,9 +122,15 @@ impl Refusal {
     }
 
     /// The supervisor cannot start yet.
-    pub fn waiting(cause: impl fmt::Display) -> Self {
+    pub fn waiting(code: &str, cause: impl fmt::Display) -> Self {
         let what = format!("the supervisor waits and goes on by itself: {cause}");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "disk_full", what)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, what)
+    }
+
+    /// Another supervisor leads.
+    pub fn standby(cause: impl fmt::Display) -> Self {
+        let what = format!("this supervisor stands by: {cause}. Ask that one, or name all of them in --server");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "standby", what)
     }
 
     fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
@@ -240,9 +246,13 @@ fn status_of(code: &str) -> StatusCode {
         | "session_busy" | "session_replaced" | "session_rewritten" => StatusCode::CONFLICT,
         "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
-        "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" | "self_test_failed" => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        "not_ready"
+        | "overloaded"
+        | "stopping"
+        | "capacity_exhausted"
+        | "self_test_failed"
+        | "journal_unreachable"
+        | "journal_deposed" => StatusCode::SERVICE_UNAVAILABLE,
         "internal" => StatusCode::INTERNAL_SERVER_ERROR,
         "disk_full" | "journal_io" => StatusCode::INSUFFICIENT_STORAGE,
         "model_changed" | "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,

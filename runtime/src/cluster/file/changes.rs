@@ -31,7 +31,7 @@ const LIVE_OF_HOST: &[&str] = &["labels", "memory_limit"];
 const READ_BY_HOST: &[&str] = &["device", "devices", "kernels", "port", "threads"];
 /// Sections and keys that the supervisor alone reads.
 const READ_BY_SUPERVISOR: &[&str] =
-    &["api", "attention", "supervisor.self_test", "security.token_file", "security.join_listen"];
+    &["api", "attention", "standby", "supervisor.self_test", "security.token_file", "security.join_listen"];
 
 /// A difference between two cluster files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -308,6 +308,7 @@ mod tests {
     fn every_live_key_is_one_of_the_file() {
         let every = leaves(&values(&ClusterFile::default()));
         let absent = [
+            "standby",
             "sessions.max_pinned_bytes",
             "serving.max_generating",
             "serving.speculation",

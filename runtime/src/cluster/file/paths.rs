@@ -10,10 +10,10 @@ fn read_paths(file: &mut ClusterFile) -> impl Iterator<Item = &mut PathBuf> {
     let paths = [&mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
     let models = file.model.iter_mut().map(|model| &mut model.path);
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    let api = &mut file.api;
+    let (api, shared) = (&mut file.api, &mut file.standby.shared_dir);
     let api =
         [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
-    paths.into_iter().chain(models).flatten().chain(heads).chain(api.into_iter().flatten())
+    paths.into_iter().chain(models).flatten().chain(heads).chain(api.into_iter().flatten()).chain(shared)
 }
 
 /// `file` with the paths that are relative to `directory` made absolute.
@@ -32,6 +32,7 @@ pub fn with_own_paths(mut file: ClusterFile, own: &ClusterFile) -> ClusterFile {
             model.path.clone_from(&kept.path);
         }
     }
+    file.standby.clone_from(&own.standby);
     let (security, kept) = (&mut file.security, &own.security);
     security.ca.clone_from(&kept.ca);
     security.cert.clone_from(&kept.cert);

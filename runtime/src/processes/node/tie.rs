@@ -6,7 +6,7 @@ use asterism_actors::{
     messages::{HostMessage, Settings},
     node::{NodeLink, NodeOrder},
 };
-use asterism_transport::PlacePort;
+use asterism_transport::{PlacePort, Places};
 use tokio::sync::mpsc;
 
 use super::{Fate, HostExit, NodeAgent, Watched};
@@ -34,7 +34,7 @@ impl SupervisorTie {
     pub fn new(
         cluster: &Cluster,
         hosts: &[&Host],
-        listen: &PlacePort,
+        listen: &Places,
         (agent, exits): (&NodeAgent, mpsc::UnboundedReceiver<HostExit>),
     ) -> Result<Self, CliError> {
         let (order, ordered) = mpsc::unbounded_channel();

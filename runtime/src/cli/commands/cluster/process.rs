@@ -1,6 +1,7 @@
 //! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
 
 use std::{
+    cell::RefCell,
     fmt,
     io::{Read, Write},
     net::{IpAddr, SocketAddr},
@@ -10,12 +11,13 @@ use std::{
 };
 
 use asterism_actors::{host::HostEnd, metric};
-use asterism_transport::{PlacePort, certificates::MemberRole};
+use asterism_transport::{PlacePort, Places, certificates::MemberRole};
 use clap::Args;
 use tokio::sync::watch;
 
 use super::offering::Offering;
 use crate::{
+    api::admin::Waiting,
     certificates::{credentials, joining, renewal},
     cluster::{Cluster, Host},
     data_dir::{self, LockRole, logs, start_file::StartFile},
@@ -57,9 +59,9 @@ pub struct SupervisorArgs {
 /// `asterism node`
 #[derive(Args, Debug)]
 pub struct NodeArgs {
-    /// Where the supervisor listens: an address or a name, and a port
+    /// Where the supervisor listens: an address or a name, and a port; several, with commas between them: at one of them
     #[arg(long, value_name = "ADDRESS")]
-    pub join: PlacePort,
+    pub join: Places,
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
@@ -80,9 +82,9 @@ pub struct HostArgs {
     /// Host of the cluster file; several that share a process: each
     #[arg(long = "name", value_name = "NAME", required = true)]
     pub names: Vec<String>,
-    /// Where the supervisor listens [default: cluster.listen]
+    /// Where the supervisor listens; several, with commas between them: at one of them [default: cluster.listen]
     #[arg(long, value_name = "ADDRESS")]
-    pub supervisor: Option<PlacePort>,
+    pub supervisor: Option<Places>,
     /// Its node's number of this start, larger than that of every earlier one [default: the time]
     #[arg(long, value_name = "N")]
     pub start: Option<u64>,
@@ -114,8 +116,24 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
                 report(&line);
             }
         };
+        // One that `up` keeps is nobody's service.
+        let manager = || ServiceManager::of_environment().filter(|_| !args.end_with_stdin);
+        let standby = RefCell::new(None);
+        let waits = |waiting: &Waiting| {
+            tell(format!("waiting {}", one_line(&waiting.to_string())));
+            if matches!(waiting, Waiting::StandsBy(_)) && standby.borrow().is_none() {
+                // Whoever started it waits for no more: the other one may lead for years.
+                standby.replace(manager().map(|manager| manager.ready(&waiting.to_string(), || true)));
+            }
+        };
         let service = tokio::select! {
-            service = SupervisorService::start(&cluster, (&text, &directory), |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
+            service = SupervisorService::start(&cluster, (&text, &directory), waits) => match service {
+                Err(error) if error.exit == Exit::Success => {
+                    tracing::info!("ends: {error}");
+                    return Ok(Exit::Success);
+                }
+                service => service?,
+            },
             signal = signals.next() => {
                 tracing::info!("ends: {signal}");
                 return Ok(signal.exit());
@@ -124,11 +142,10 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
         let (listen, admin) = (service.record.listen, service.record.admin);
         tell(format!("serving {}", serde_json::to_string(&service.record).expect("plain values are JSON")));
         tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
-        // One that `up` keeps is nobody's service.
-        let manager = ServiceManager::of_environment().filter(|_| !args.end_with_stdin);
+        drop(standby.take());
         let supervisor = service.supervisor.clone();
         let lives = move || supervisor.silence().is_none() || supervisor.waits_for_disk();
-        let manager = manager.map(|manager| manager.ready(&format!("serves at {admin}"), lives));
+        let manager = manager().map(|manager| manager.ready(&format!("serves at {admin}"), lives));
         tokio::select! {
             () = service.stop_wanted() => {
                 tracing::info!("ends, and every host and node with it: a client asked for the end of the cluster");
@@ -153,7 +170,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     logging::process(&cluster.log, globals)?;
     let offering = match &args.name {
         Some(name) if !args.hosts.is_empty() => {
-            Some(Offering::new((&text, &directory), (name, args.address), (&args.hosts, &args.join))?)
+            Some(Offering::new((&text, &directory), (name, args.address), (&args.hosts, args.join.first()))?)
         }
         _ => None,
     };

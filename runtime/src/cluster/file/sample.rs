@@ -3,7 +3,7 @@
 use crate::cluster::file::{self as cluster_file, ClusterFile};
 
 /// What `up` runs as it stands.
-pub const SAMPLE: &str = include_str!("../../../cluster.toml");
+pub const SAMPLE: &str = include_str!("../../../../cluster.toml");
 
 /// The same, typed.
 pub fn sample() -> ClusterFile {
