@@ -401,6 +401,7 @@ fn command(act: Action) -> Option<HostCommand> {
             view: Default::default(),
             holders: Vec::new(),
             choice: Box::default(),
+            lookup: None,
             ticket,
             trace: None,
         }),
