@@ -23,10 +23,9 @@ use crate::{
         generation::{Chosen, End, Generation, LastRow},
         partials::contexts::JobContexts,
         refresh::{self, RefreshWorker},
-        schedule::{StepBudget, StepScheduler, WaitingJob},
+        schedule::{StepBudget, StepScheduler, StepSize, WaitingJob},
         spans::GenerationSpans,
         state::{GenerationEnd, QueryHostEvent},
-        step_cost::StepSize,
     },
 };
 

@@ -12,7 +12,6 @@ mod schedule;
 mod side;
 mod spans;
 mod state;
-mod step_cost;
 
 pub use partials::{gather, route};
 pub(crate) use side::QuerySide;

@@ -6,9 +6,12 @@
 //! row has it in every step, whatever others ask for, and a step takes as many times as long as that row alone as there are keys.
 //! A row's bits do not depend on its company, so that any choice gives the same tokens.
 
+mod step_cost;
+
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::query_host::step_cost::{StepCost, StepSize};
+use step_cost::StepCost;
+pub use step_cost::StepSize;
 
 /// A step takes at least so many times what one with nothing in it takes: rows together share the reading of weights.
 const FULL: f64 = 4.0;

@@ -210,7 +210,7 @@ pub fn data_links(host: &HostStatus) -> String {
 
 fn table(hosts: &[HostStatus]) -> Table {
     let mut table = Table::new([
-        "HOST", "ROLE", "MODEL", "NODE", "STATE", "WORK", "SHARDS", "KV", "RESTARTS", "PROTOCOL", "BUILD", "HEARD",
+        "HOST", "ROLE", "MODEL", "NODE", "STATE", "WORK", "SHARDS", "KV", "RESTARTS", "PROTO", "BUILD", "HEARD",
     ]);
     for host in hosts {
         table.row([
@@ -253,9 +253,9 @@ mod tests {
     fn the_list_fits_100_columns() {
         let text = table(&[host("context-0", HostHealth::Ready), host("context-1", HostHealth::Dead)]).to_string();
         insta::assert_snapshot!(text, @r"
-        HOST       ROLE     NODE   STATE  WORK      SHARDS        KV  RESTARTS  PROTOCOL     BUILD      HEARD
-        context-0  context  local  ready  draining       3  11.8 MiB         2         3  0a1b2c3d  0.1 s ago
-        context-1  context  local  dead   draining       3  11.8 MiB         2         3  0a1b2c3d  0.1 s ago
+        HOST       ROLE     NODE   STATE  WORK      SHARDS        KV  RESTARTS  PROTO     BUILD      HEARD
+        context-0  context  local  ready  draining       3  11.8 MiB         2      3  0a1b2c3d  0.1 s ago
+        context-1  context  local  dead   draining       3  11.8 MiB         2      3  0a1b2c3d  0.1 s ago
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 100));
     }
