@@ -98,11 +98,14 @@ pub struct RunningFile {
     configured: Configured,
 }
 
+/// The models of a cluster, in its order; those that are known by their labels are taken as they are. Reads files.
+pub type ReadModels = fn(&Cluster, &[Arc<ModelFront>]) -> Result<Vec<Arc<ModelFront>>, CliError>;
+
 /// What the supervisor is told of a cluster.
 #[derive(Clone, Copy)]
 pub struct Configured {
-    /// Its models, in its order; those that are known by their labels are taken as they are. Reads files.
-    pub models: fn(&Cluster, &[Arc<ModelFront>]) -> Result<Vec<Arc<ModelFront>>, CliError>,
+    /// Its models.
+    pub models: ReadModels,
     /// What the supervisor works by, with these models.
     pub config: fn(&Cluster, &[Arc<ModelFront>]) -> SupervisorConfig,
     /// Has the weights of a model hashed, in a data_dir, and the supervisor told.
