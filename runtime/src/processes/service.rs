@@ -231,10 +231,10 @@ impl Ground {
     }
 
     async fn awaited(cluster: &Cluster, waits: impl Fn(&Waiting)) -> Result<Self, CliError> {
-        let (mut listener, mut models) = (None, Vec::new());
+        // Whoever stood by once ends with the cluster, however the journal is when that comes.
+        let (mut listener, mut models, mut stood_by) = (None, Vec::new(), false);
         let stated = Cause::default();
         let taken = loop {
-            let stood_by = matches!(*stated.read().unwrap_or_else(PoisonError::into_inner), Waiting::StandsBy(_));
             let (waiting, look_every) = match Self::tried(cluster, stood_by).await {
                 Ok(JournalTurn::Ours(ground)) => break Ok(Self { models, ..ground }),
                 Ok(JournalTurn::Theirs(leader)) => (Waiting::StandsBy(leader.to_string()), LEADER_LOOK_EVERY),
@@ -244,6 +244,7 @@ impl Ground {
                 }
                 Err(error) => break Err(error),
             };
+            stood_by |= matches!(waiting, Waiting::StandsBy(_));
             let update = {
                 let mut stated = stated.write().unwrap_or_else(PoisonError::into_inner);
                 std::mem::replace(&mut *stated, waiting.clone()) != waiting
