@@ -120,7 +120,7 @@ fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
     let pattern = request.match_pattern().unwrap_or_default();
     match authority::endpoint(request.method().as_str(), &pattern) {
         Some(act) if authority::allows(party, act) => request::check_cluster(request.headers(), &state.cluster)
-            .and_then(|()| request::check_query(&pattern, request.query_string())),
+            .and_then(|()| request::check_query((request.method().as_str(), &pattern), request.query_string())),
         // What is not in the table nobody may ask for; that it is not there, a client may know.
         None if party == Party::Client => {
             let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {

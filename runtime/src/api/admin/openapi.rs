@@ -89,7 +89,7 @@ fn described(operation: &Operation, schemas: &mut Schemas) -> Value {
         "summary": summary,
         "responses": responses(gives, schemas),
     });
-    let parameters = parameters::of(path);
+    let parameters = parameters::of(method, path);
     if !parameters.is_empty() {
         described["parameters"] = parameters.into();
     }

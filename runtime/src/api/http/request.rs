@@ -25,7 +25,7 @@ pub const CLUSTER: &str = "x-asterism-cluster";
 
 /// Longest name of a request.
 const LONGEST_ID: usize = 128;
-/// What a path may have behind its `?`; others have nothing.
+/// What who looks at a path may have behind its `?`; others have nothing.
 const QUERIES: &[(&str, &[&str])] = &[
     ("/readyz", &["verbose"]),
     ("/api/v1/jobs", &["state", "after", "limit", "order"]),
@@ -127,20 +127,23 @@ pub fn check_cluster(headers: &HeaderMap, cluster: &str) -> Result<(), Refusal> 
     }
 }
 
-/// What a path may have behind its `?`.
-pub fn queries(pattern: &str) -> &'static [&'static str] {
+/// What a path may have behind its `?`, by method.
+pub fn queries(method: &str, pattern: &str) -> &'static [&'static str] {
+    if !["GET", "HEAD"].contains(&method) {
+        return &[];
+    }
     QUERIES.iter().find(|(path, _)| *path == pattern).map_or(&[][..], |(_, known)| known)
 }
 
 /// Refuses what nobody looks at behind the `?` of a path.
-pub fn check_query(pattern: &str, query: &str) -> Result<(), Refusal> {
-    let known = queries(pattern);
+pub fn check_query((method, pattern): (&str, &str), query: &str) -> Result<(), Refusal> {
+    let known = queries(method, pattern);
     let names = query.split('&').filter(|part| !part.is_empty()).map(|part| part.split('=').next().unwrap_or(part));
     for name in names {
         if !known.contains(&name) {
             let expected = if known.is_empty() { "none".to_string() } else { known.join(", ") };
             let name = bounds::shown(name);
-            let message = format!("{pattern} has no query parameter '{name}', expected {expected}");
+            let message = format!("{method} {pattern} has no query parameter '{name}', expected {expected}");
             return Err(Refusal::invalid(name.as_str(), message));
         }
     }
@@ -173,11 +176,12 @@ mod tests {
 
     #[test]
     fn only_what_is_looked_at_may_be_asked() {
-        assert!(check_query("/api/v1/jobs", "limit=3&state=running&after=a").is_ok());
-        assert!(check_query("/readyz", "verbose").is_ok() && check_query("/livez", "").is_ok());
+        assert!(check_query(("GET", "/api/v1/jobs"), "limit=3&state=running&after=a").is_ok());
+        assert!(check_query(("HEAD", "/readyz"), "verbose").is_ok() && check_query(("GET", "/livez"), "").is_ok());
+        assert!(check_query(("POST", "/api/v1/jobs"), "limit=3").is_err(), "who submits lists nothing");
         for (path, query) in [("/api/v1/jobs", "limt=3"), ("/api/v1/version", "limit=3"), ("/api/v1/hosts", "after=a")]
         {
-            assert!(check_query(path, query).is_err(), "{path}?{query}");
+            assert!(check_query(("GET", path), query).is_err(), "{path}?{query}");
         }
     }
 }

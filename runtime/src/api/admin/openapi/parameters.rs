@@ -7,14 +7,14 @@ use crate::api::{admin::lists::MAX_LISTED, http::request};
 /// What ids and names may be.
 const NAME_SCHEMA: &str = "^[A-Za-z0-9._-]{1,64}$";
 
-/// Those of a path's pattern.
-pub fn of(path: &str) -> Vec<Value> {
+/// Those of a path's pattern, by method.
+pub fn of(method: &str, path: &str) -> Vec<Value> {
     let within = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
     let within = within.map(|name| {
         let schema = json!({"type": "string", "pattern": NAME_SCHEMA});
         json!({"name": name, "in": "path", "required": true, "schema": schema})
     });
-    within.chain(request::queries(path).iter().map(|name| behind(path, name))).collect()
+    within.chain(request::queries(method, path).iter().map(|name| behind(path, name))).collect()
 }
 
 fn behind(path: &str, name: &str) -> Value {
