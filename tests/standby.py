@@ -348,9 +348,15 @@ def without_majority(room, clients):
     leader, _ = room.leader()
     members = list(room.etcd.values())[:2]
     # A long answer is under way when they do.
-    long = {"id": "long", "context": clients[0].context, "query": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    long = {"id": "long", "context": clients[0].context, "query": PROMPT, "max_tokens": 4000, "ignore_eos": True}
     within(30, "a long job is accepted", lambda: clients[0].asked("/api/v1/jobs", long)[0] in (200, 202))
-    generated = lambda: ask(f"{room.url(leader)}/api/v1/jobs/long")[1].get("generated_tokens", 0)
+
+    def status():
+        code, said = ask(f"{room.url(leader)}/api/v1/jobs/long")
+        return said if code == 200 else None
+
+    # Where nobody answers in time, it is asked again.
+    generated = lambda: within(30, "the long job is shown", status).get("generated_tokens", 0)
     within(60, "the long job generates", lambda: generated() > 3)
     for member in members:
         member.send_signal(signal.SIGSTOP)

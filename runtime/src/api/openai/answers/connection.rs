@@ -11,7 +11,7 @@ use std::{
 };
 
 use actix_web::{HttpRequest, dev::Extensions, http::Version, rt::net::TcpStream};
-use tokio::io::Interest;
+use tokio::io::{Interest, Ready};
 
 /// What every client of HTTP/1.1 skips before an answer.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -67,28 +67,26 @@ impl ClientConnection {
         }
     }
 
-    /// Completes when the client has closed its sending half; never where that cannot be seen.
+    /// Completes when the client has closed its sending half; never where that cannot be seen. A further request that waits its turn
+    /// is not read here.
     pub async fn half_closed(&self) {
-        let Some(socket) = &self.socket else { return pending().await };
-        loop {
-            let Ok(ready) = socket.ready(Interest::READABLE).await else { return pending().await };
-            if ready.is_read_closed() {
-                return;
-            }
-            // A further request that waits its turn: not read here, and not to be told of again.
-            let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
-        }
+        self.until(Interest::READABLE, Ready::is_read_closed).await;
     }
 
     /// Completes when the client has closed both halves, which something that is written to it shows.
     pub async fn closed(&self) {
+        self.until(Interest::WRITABLE, Ready::is_write_closed).await;
+    }
+
+    async fn until(&self, interest: Interest, is_closed: impl Fn(Ready) -> bool) {
         let Some(socket) = &self.socket else { return pending().await };
         loop {
-            let Ok(ready) = socket.ready(Interest::WRITABLE).await else { return pending().await };
-            if ready.is_write_closed() {
+            let Ok(ready) = socket.ready(interest).await else { return pending().await };
+            if is_closed(ready) {
                 return;
             }
-            let _ = socket.try_io(Interest::WRITABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
+            // What there is beside stays there, and is not to be told of again.
+            let _ = socket.try_io(interest, || Err::<(), _>(ErrorKind::WouldBlock.into()));
         }
     }
 }
