@@ -7,7 +7,8 @@
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
-//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device) or
+//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device), `guesses/METHOD/TOKENS` (whether rows have the same bits
+//! in steps that bring wrong guesses behind them, and what a step takes by its rows) or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
 
@@ -29,6 +30,10 @@ const RUNS: usize = 4;
 const STEPS: usize = 32;
 /// Steps that some jobs take alone again.
 const ALONE: usize = 6;
+/// Rows that are right and wrong guesses behind them, of steps that speculate.
+const SPECULATING: [[usize; 2]; 8] = [[1, 3], [2, 0], [1, 15], [4, 4], [1, 0], [16, 0], [7, 9], [3, 1]];
+/// Rows of steps of one job that are timed.
+const ROWS_TIMED: [usize; 6] = [1, 2, 4, 8, 16, 24];
 /// Tokens of a question, as the plan is made for it.
 const QUERY: usize = 16;
 
@@ -77,8 +82,9 @@ fn run<B: Backend>(
             "decode" => devices.decode(method(how)?, tokens, false)?,
             "shared" => devices.decode(method(how)?, tokens, true)?,
             "jobs" => devices.jobs(how.parse()?, tokens)?,
+            "guesses" => devices.guesses(method(how)?, tokens)?,
             "company" => devices.company(method(how)?, tokens)?,
-            _ => bail!("{case}: prefill, decode, shared, jobs or company"),
+            _ => bail!("{case}: prefill, decode, shared, jobs, guesses or company"),
         };
         let used = used(devices.home().backend())?;
         let line = json!({
@@ -237,6 +243,48 @@ impl<B: Backend> Devices<B> {
         };
         let digests = [1, 2, 3, 4, 6, 12, 1].into_iter().map(digest).collect::<Result<Vec<_>>>()?;
         Ok(json!({"shards": plan.shards.len(), "digests": digests}))
+    }
+
+    /// Where rows have other bits in steps that speculate than one by one, and what steps of several rows take.
+    fn guesses(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
+        let (home, context) = (self.home(), self.prompt(tokens));
+        let plan = self.plan(&method, &context)?;
+        let (shards, _) = self.encode(&plan, &context)?;
+        let held = self.0.iter().zip(&shards).map(|(decoder, shards)| LocalContext::new(decoder.backend(), shards));
+        let mut held = TeamContext::new(held.collect());
+        let rows: usize = SPECULATING.iter().map(|[right, _]| right).sum();
+        let mut generator = Generator::of(&plan);
+        let mut alone = Vec::with_capacity(rows);
+        for id in &context[..rows] {
+            alone.push(home.logits(&generator.step(home, std::slice::from_ref(id), &mut held)?)?);
+        }
+        let (mut generator, mut differ, mut at) = (Generator::of(&plan), Vec::new(), 0);
+        for [right, wrong] in SPECULATING {
+            let ids = [&context[at..at + right], &context[tokens - wrong..]].concat();
+            let x = generator.step(home, &ids, &mut held)?;
+            let together = home.all_logits(&home.backend().rows(&x, 0, right)?)?;
+            let rows = together.chunks_exact(home.config().vocab).zip(&alone[at..]).enumerate();
+            let wrong_rows =
+                rows.filter(|(_, (row, alone))| row.iter().map(|x| x.to_bits()).ne(alone.iter().map(|x| x.to_bits())));
+            differ.extend(wrong_rows.map(|(row, _)| json!({"at": at + row, "right": right, "wrong": wrong})));
+            generator.retract(home.backend(), wrong)?;
+            at += right;
+        }
+        let mut steps = Vec::new();
+        for rows in ROWS_TIMED {
+            let mut seconds = Vec::new();
+            for _ in 0..STEPS / 2 {
+                let started = Instant::now();
+                let x = generator.step(home, &context[..rows], &mut held)?;
+                let rows_of = (0..rows).map(|row| home.backend().rows(&x, row, row + 1));
+                let each = rows_of.collect::<Result<Vec<_>, _>>()?;
+                home.last_likeliest(&each.iter().collect::<Vec<_>>())?;
+                seconds.push(started.elapsed().as_secs_f64());
+                generator.retract(home.backend(), rows)?;
+            }
+            steps.push(json!({"rows": rows, "step": spread(seconds.split_off(2))}));
+        }
+        Ok(json!({"rows": rows, "differ": differ, "steps": steps}))
     }
 
     /// Steps of several jobs together, greedy on the device; whether some of them have the same bits alone.

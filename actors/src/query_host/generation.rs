@@ -104,9 +104,7 @@ impl<B: Backend> Generation<B> {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let scored = order.choice.scored.as_deref().unwrap_or_default();
         let ids = [&order.query_ids[..], scored].concat();
-        // Taking rows back was tried on CPUs alone.
-        let lookup = order.lookup.take().filter(|_| !model.decoder.backend().queues());
-        let lookup = lookup.map(|context| Lookup::new([context, ids.clone()].concat()));
+        let lookup = order.lookup.take().map(|context| Lookup::new([context, ids.clone()].concat()));
         Self {
             awaited,
             generator: Generator::new(keys, order.query_start).asked(ids.len()),
