@@ -5,6 +5,8 @@ host is killed before the middle turn. Ends with 1 where an answer with reuse is
 
     tests/agent_turns.py --binary target/debug/asterism                                            # 8k held, 10 turns, the embedded model
     tests/agent_turns.py --binary asterism --server 10.0.0.1:8000 --tokens 142000 --turns 20 --append 1000,4000 --answer 444
+    tests/agent_turns.py --binary asterism --tokens 142000 --turns 20 --append 1000,4000 --answer 444 --compare 5 --contexts 2 \\
+        --device cuda:0 --model 'random_weights = "llama-3.1-8b";dtype = "bf16"'
 
 With `--server` it asks a cluster that is up (keys by `--keys a,b,...`, without them nothing is compared and nobody is killed). Python's
 standard library alone.
@@ -77,6 +79,9 @@ def main():
     arguments.add_argument("--method", default="auto")
     arguments.add_argument("--cache-key", help="prompt_cache_key of all turns: reuse begins with the second instead of the third")
     arguments.add_argument("--contexts", type=int, default=3)
+    arguments.add_argument("--compare", type=int, default=1, help="every so many turns, and that of the kill, also with nothing held")
+    arguments.add_argument("--model", help="lines of [model], `;` between them")
+    arguments.add_argument("--device", help="of all hosts, each a process")
     arguments.add_argument("--keep-hosts", action="store_true", help="kill nobody")
     given = arguments.parse_args()
     if given.server:
@@ -88,7 +93,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="asterism-agent-") as folder:
         api = f'listen = "127.0.0.1:0"\napi_key_file = "{folder}/keys"\n'
         more = '[supervisor]\nrecovery = "redistribute"\nmax_restarts = 100\n'
-        cluster = Cluster(given.binary, pathlib.Path(folder), "agent", contexts=given.contexts, api=api, sections=more)
+        more += f"\n[model]\n{given.model.replace(';', chr(10))}\n" if given.model else ""
+        place = f'device = "{given.device}"\n' if given.device else ""
+        cluster = Cluster(given.binary, pathlib.Path(folder), "agent", given.contexts, api, lambda name: place, more)
         cluster.secret("keys", "".join(f"{key} {hashlib.sha256(key.encode()).hexdigest()}\n" for key in keys))
         with cluster:
             sys.exit(turns(given, cluster.record()["api"], keys, lambda: kill(cluster)))
@@ -117,7 +124,7 @@ def turns(given, server, keys, kill):
         messages.append({"role": "user", "content": text(draw.randint(least, most), f"turn {turn}") + " What is next?"})
         asked = Asked(address, keys[0] if keys else None, {**body, "messages": messages})
         line = f"{turn:>4} {asked.prompt:>8} {asked.cached:>8} {asked.first:>8.3f} {asked.last:>8.3f}"
-        if compares:
+        if compares and (turn % given.compare == 0 or killed):
             alone = Asked(address, keys[turn], {**body, "messages": messages})
             same = asked.text == alone.text and alone.cached == 0
             line += f"                 {alone.first:>8.3f} {alone.last:>8.3f}  {'yes' if same else 'NO'}"
