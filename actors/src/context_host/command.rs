@@ -43,8 +43,10 @@ pub enum ContextHostEvent {
 /// Why nothing was encoded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// Another host could not be reached.
+    /// Another host could not be reached, or what failed is over by now: another attempt may succeed.
     pub peer_lost: bool,
+    /// The device was full.
+    pub crowded: bool,
     /// Stable code.
     pub code: String,
     /// What failed, where, and what to do.

@@ -180,7 +180,7 @@ impl<B: Backend> ContextSide<B> {
         tokio::spawn(async move {
             if let Err(panic) = thread.await {
                 let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));
-                let failure = Some(Failure { peer_lost: false, code, message });
+                let failure = Some(Failure { peer_lost: false, crowded: false, code, message });
                 works.into_iter().for_each(|work| {
                     post(ContextHostEvent::Stopped { work, failure: failure.clone(), used: 0.0 });
                 });

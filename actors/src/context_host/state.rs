@@ -290,7 +290,10 @@ impl ContextHostState {
     fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<ContextHostCommand>) {
         let ended = self.ended(work, used);
         let Some(RunningEncode { context, attempt, instead, abandoned: false, .. }) = ended else { return };
-        let Some(failure) = failure else { return };
+        let Some(mut failure) = failure else { return };
+        if failure.crowded {
+            failure.peer_lost |= self.make_way(commands);
+        }
         if let Some(order) = instead {
             // What failed may be another's, or that all of them found no room.
             self.alone.insert(context);
@@ -305,10 +308,18 @@ impl ContextHostState {
         commands.push(not_encoded(context, attempt, failure));
     }
 
+    /// Whether there will be room where the device was full: idle shards go at once, and what is under way ends.
+    fn make_way(&mut self, commands: &mut Vec<ContextHostCommand>) -> bool {
+        let idle = self.known.surplus(Some(0), 0);
+        let will_be = !idle.is_empty() || !self.running.is_empty();
+        commands.extend(idle.into_iter().map(|place| ContextHostCommand::Evict { place }));
+        will_be
+    }
+
     /// What an order reads is not here.
     fn fail(&mut self, order: &EncodeShards, error: &ModelError, commands: &mut Vec<ContextHostCommand>) {
         let (code, message) = (error.code().to_string(), error.to_string());
-        let failure = Failure { peer_lost: false, code, message };
+        let failure = Failure { peer_lost: false, crowded: false, code, message };
         if let Some(tied) = self.tied.get_mut(&order.context) {
             tied.1 = Some(failure.clone());
         }
@@ -434,7 +445,7 @@ fn rows_of(order: &EncodeShards) -> usize {
 }
 
 fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostCommand {
-    let Failure { peer_lost, code, message } = failure;
+    let Failure { peer_lost, code, message, .. } = failure;
     ContextHostCommand::Report(HostMessage::NotEncoded { context, attempt, peer_lost, code, message })
 }
 
@@ -513,7 +524,7 @@ mod tests {
         }
 
         fn failed(&mut self, work: u64) -> Vec<ContextHostCommand> {
-            let failure = Failure { peer_lost: true, code: "host_lost".into(), message: "no".into() };
+            let failure = Failure { peer_lost: true, crowded: false, code: "host_lost".into(), message: "no".into() };
             self.0.handle(Duration::ZERO, ContextHostEvent::Stopped { work, failure: Some(failure), used: 0.5 })
         }
 
@@ -710,6 +721,31 @@ mod tests {
     }
 
     #[test]
+    fn what_found_no_room_is_tried_again_where_there_will_be_some() {
+        let mut host = Host::new();
+        let crowded = |host: &mut Host, work| {
+            let (code, message) = ("kernel".to_owned(), "shards do not fit on the device".to_owned());
+            let failure = Some(Failure { peer_lost: false, crowded: true, code, message });
+            let commands = host.0.handle(Duration::ZERO, ContextHostEvent::Stopped { work, failure, used: 0.5 });
+            let again = commands.iter().find_map(|command| match command {
+                ContextHostCommand::Report(HostMessage::NotEncoded { peer_lost, .. }) => Some(*peer_lost),
+                _ => None,
+            });
+            (again.expect("it is reported"), commands)
+        };
+        host.alone(1, 1, 0);
+        assert!(!crowded(&mut host, 0).0, "a device that holds nothing else has no more room later");
+        [2, 3].map(|context| host.alone(context, 1, 0));
+        assert!(crowded(&mut host, 1).0, "the other's memory is free soon");
+        host.encoded(2, 3, 0);
+        let commands = host.hears(HostCommand::Release { context: 3, keep: true });
+        let [ContextHostCommand::LayIdle { place, .. }, ..] = commands[..] else { panic!("{commands:?}") };
+        host.alone(4, 1, 1);
+        let (again, commands) = crowded(&mut host, 3);
+        assert!(again && commands.contains(&ContextHostCommand::Evict { place }), "{commands:?}");
+    }
+
+    #[test]
     fn what_may_be_wrong_is_not_found_again() {
         let mut host = Host::new();
         for (context, keep) in [(1, true), (2, false)] {
@@ -757,7 +793,7 @@ mod tests {
         let commands = host.hears(HostCommand::Encode(to_fetch.clone()));
         assert_eq!(commands, [ContextHostCommand::Fetch(part(0, 0.0, to_fetch.clone()))]);
         assert_eq!(host.hears(HostCommand::Encode(to_fetch)), [], "it is under way");
-        let failure = Failure { peer_lost: true, code: "host_lost".into(), message: "c1: gone".into() };
+        let failure = Failure { peer_lost: true, crowded: false, code: "host_lost".into(), message: "c1: gone".into() };
         let stopped = ContextHostEvent::Stopped { work: 0, failure: Some(failure), used: 0.0 };
         assert_eq!(host.0.handle(Duration::ZERO, stopped), [work(1, 0.0, to_encode)]);
     }

@@ -95,9 +95,12 @@ impl<B: Backend> EncodeWorker<B> {
             Err(error) => {
                 let (code, message) = (error.code().to_string(), error.to_string());
                 // A device that failed ends its host: another attempt is as good as with a peer that is gone.
-                let peer_lost = peers.peer_lost() || decoder.backend().health().is_err();
-                let stopped = matches!(error, ModelError::Cancelled);
-                let failure = (!stopped).then_some(Failure { peer_lost, code, message });
+                // So is one where there is room by now.
+                let has_room = matches!(error, ModelError::NoRoom { missing: 0, .. });
+                let peer_lost = has_room || peers.peer_lost() || decoder.backend().health().is_err();
+                let (stopped, crowded) =
+                    (matches!(error, ModelError::Cancelled), matches!(error, ModelError::NoRoom { .. }));
+                let failure = (!stopped).then_some(Failure { peer_lost, crowded, code, message });
                 for EncodeWork { work, inputs, .. } in works {
                     let (failure, used) = (failure.clone(), each(rows_of(inputs)));
                     post(ContextHostEvent::Stopped { work: *work, failure, used });

@@ -114,7 +114,8 @@ impl<B: Backend> FetchWorker<B> {
             }
             Some(Err((host, cause))) => {
                 tracing::warn!(context = work.order.context, %host, %cause, "shards did not come; they are encoded here");
-                Some(Failure { peer_lost: true, code: "host_lost".into(), message: format!("{host}: {cause}") })
+                let (code, message) = ("host_lost".into(), format!("{host}: {cause}"));
+                Some(Failure { peer_lost: true, crowded: false, code, message })
             }
             None => None,
         };
