@@ -57,7 +57,9 @@ fn a_row_of_a_product_does_not_depend_on_its_company() {
         let residual = draw(gpu, &[4096, n], 4).1;
         let [plain, added] = [product(0, 4096, None), product(0, 4096, Some(residual.clone()))];
         let step = if n == 512 { 7 } else { 397 };
-        let counts = [1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 65, 96, 127, 128, 129, 255, 256, 257, 512, 1000, 1024, 1025, 2048, 4095];
+        let counts = [
+            1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 65, 96, 127, 128, 129, 255, 256, 257, 512, 1000, 1024, 1025, 2048, 4095,
+        ];
         for rows in counts.into_iter().chain((1..4096).step_by(step)) {
             let start = rows * 31 % (4097 - rows);
             let range = start * n..(start + rows) * n;

@@ -29,7 +29,9 @@ pub struct Projected<B: Backend> {
 }
 
 /// Rows of products of a step, of steps of many jobs, of a question and of a context.
-const REHEARSED: [usize; 5] = [1, 64, 256, 512, 2048];
+const REHEARSED: [usize; 7] = [1, 32, 64, 128, 256, 512, 2048];
+/// Most of these that the head's are of.
+const HEAD_REHEARSED: usize = 256;
 
 /// A decoder on a device.
 pub struct Decoder<B: Backend> {
@@ -109,7 +111,7 @@ impl<B: Backend> Decoder<B> {
             let qkv = self.project(0, &self.embed(&ids)?)?;
             let Projected { q, .. } = self.rotate(0, &qkv, &ids, 0)?;
             let x = self.finish(0, self.embed(&ids)?, &q)?;
-            if self.head.is_loaded() && rows <= REHEARSED[2] {
+            if self.head.is_loaded() && rows <= HEAD_REHEARSED {
                 self.head_of(&x)?;
             }
         }
