@@ -29,7 +29,7 @@ pub struct Projected<B: Backend> {
 }
 
 /// Rows of products of a step, of steps of many jobs, of a question and of a context.
-const REHEARSED: [usize; 7] = [1, 32, 64, 128, 256, 512, 2048];
+const REHEARSED: [usize; 6] = [1, 64, 128, 256, 512, 2048];
 /// Most of these that the head's are of.
 const HEAD_REHEARSED: usize = 256;
 

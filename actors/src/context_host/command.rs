@@ -38,6 +38,8 @@ pub enum ContextHostEvent {
         /// Seconds of compute.
         used: f64,
     },
+    /// Time goes on: others may have taken memory of the device meanwhile.
+    Beat,
 }
 
 /// Why nothing was encoded.

@@ -106,6 +106,7 @@ impl ContextHostState {
             }
             ContextHostEvent::Encoded { work, encoded, used } => self.encoded(work, encoded, used, &mut commands),
             ContextHostEvent::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
+            ContextHostEvent::Beat => {}
         }
         self.admit(&mut commands);
         let room = self.room.or_else(|| self.gpu_room());
@@ -718,6 +719,16 @@ mod tests {
         assert_eq!(idle(&mut host, 40), 8);
         assert_eq!(idle(&mut host, 10), 8, "what is idle would be free without it");
         assert_eq!(idle(&mut host, 1), 0, "the rest is for what is asked about");
+        host.alone(2, 1, 1);
+        host.encoded(1, 2, 1);
+        host.0.see_gpu(Some(GpuMemory { used: 40, free: 40 }));
+        host.hears(HostCommand::Release { context: 2, keep: true });
+        let beat = |host: &mut Host, free| {
+            host.0.see_gpu(Some(GpuMemory { used: 80 - free, free }));
+            host.0.handle(Duration::ZERO, ContextHostEvent::Beat)
+        };
+        assert_eq!(beat(&mut host, 40), []);
+        assert!(matches!(beat(&mut host, 1)[..], [ContextHostCommand::Evict { .. }]), "another host takes the memory");
     }
 
     #[test]

@@ -119,6 +119,7 @@ impl<B: Backend> Actor for HostActor<B> {
             HostActorMessage::Context(event) => shell.context(event),
             HostActorMessage::Query(event) => shell.query(event),
             HostActorMessage::Beat(handled) => {
+                shell.context(context_host::ContextHostEvent::Beat);
                 let (kv_bytes, idle_bytes) = shell.context.as_ref().map_or((0, 0), |side| side.state.kv_bytes());
                 shell.report(HostMessage::Heartbeat { kv_bytes, idle_bytes });
                 shell.report(HostMessage::Links(shell.links()));

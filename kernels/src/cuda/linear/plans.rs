@@ -20,13 +20,12 @@ use trial::Trial;
 static WORKSPACE: usize = 32 << 20;
 /// Upper ends of the classes of rows, and row counts whose bits are compared: the second is what the library is asked for. What it
 /// likes best for that of the first class gives the bits.
-const CLASSES: [(usize, [usize; 3]); 7] = [
+const CLASSES: [(usize, [usize; 3]); 6] = [
     (usize::MAX, [1025, 8192, 8704]),
     (1024, [257, 512, 1024]),
     (256, [129, 256, 256]),
     (128, [65, 128, 128]),
-    (64, [33, 64, 64]),
-    (32, [17, 32, 32]),
+    (64, [17, 64, 64]),
     (few::FEW_PRODUCT_ROWS, [1, 8, few::FEW_PRODUCT_ROWS]),
 ];
 /// Algorithms asked for by class.
