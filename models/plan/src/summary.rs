@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use chunks::{Chunks, dense_ids};
 use rarity::Rarity;
+pub(crate) use rule::MOST_TOKENS;
 pub use rule::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak};
 
 /// The summary of each of the `blocks`, which are ascending, disjoint ranges of `context`. Only
@@ -44,7 +45,9 @@ fn quotas(blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<usize> {
     let whole_chunks =
         |block: &Range<usize>| rule.budget.tokens(block.len(), blocks.len().saturating_sub(1)) / rule.chunk_tokens;
     let mut quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
-    if let (BudgetSpread::Shared, SummaryBudget::InAll { .. }, [first, _, ..]) = (rule.spread, rule.budget, blocks) {
+    if let (BudgetSpread::Shared, budget, [first, _, ..]) = (rule.spread, rule.budget, blocks)
+        && matches!(budget, SummaryBudget::InAll { .. } | SummaryBudget::Ample { .. })
+    {
         // What is shared is cut into chunks once, not block by block.
         let read = blocks.len() - 1;
         quotas[..read].fill(0);

@@ -128,6 +128,7 @@ fn budget() -> impl Strategy<Value = SummaryBudget> {
         (0_usize..300).prop_map(SummaryBudget::Tokens),
         (0.0..=1.0).prop_map(SummaryBudget::Fraction),
         (0.0..=1.0, 0_usize..300).prop_map(|(share, least)| SummaryBudget::InAll { share, least, most: least + 200 }),
+        (0_usize..300).prop_map(|least| SummaryBudget::Ample { least }),
     ]
 }
 
@@ -179,6 +180,10 @@ proptest! {
                 SummaryBudget::InAll { share, least, most } => {
                     let read = (blocks.len() - 1).max(1);
                     ((share * (block.len() * read) as f64) as usize).max(least).min(most).div_ceil(read)
+                }
+                SummaryBudget::Ample { least } => {
+                    let read = (blocks.len() - 1).max(1);
+                    least.max((block.len() * read / 8).min(4096)).div_ceil(read)
                 }
             });
         }

@@ -58,7 +58,19 @@ pub enum SummaryBudget {
         /// Most tokens, however long.
         most: usize,
     },
+    /// What a query needs of all blocks but the last together: an eighth of them up to [`AMPLE_TOKENS`], and of long contexts a
+    /// thirty-second, up to [`MOST_TOKENS`].
+    Ample {
+        /// Least tokens, however short the context.
+        least: usize,
+    },
 }
+
+/// Summaries that a query chose are an eighth of what they stand for up to so many tokens. A model of 1.5 billion parameters answered
+/// 36.9% of 160 questions at 30k with so many, as with dense attention, and 34.4% with 1,152.
+const AMPLE_TOKENS: usize = 4096;
+/// What keeps the work of a token the same however long the context.
+pub(crate) const MOST_TOKENS: usize = 8192;
 
 /// Who competes for the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -140,7 +152,7 @@ impl SummaryBudget {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Fraction(share) => (share * block as f64).floor() as usize,
-            Self::InAll { .. } => self.in_all(block, read).div_ceil(read.max(1)),
+            Self::InAll { .. } | Self::Ample { .. } => self.in_all(block, read).div_ceil(read.max(1)),
         }
     }
 
@@ -150,6 +162,10 @@ impl SummaryBudget {
             Self::InAll { share, least, most } => {
                 let share = Self::Fraction(share).tokens(block.saturating_mul(read.max(1)), read);
                 share.max(least).min(most.max(least))
+            }
+            Self::Ample { least } => {
+                let all = block.saturating_mul(read.max(1));
+                (all / 8).min(AMPLE_TOKENS).max(least).max((all / 32).min(MOST_TOKENS))
             }
             each => each.tokens(block, read).saturating_mul(read),
         }

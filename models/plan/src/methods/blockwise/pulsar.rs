@@ -14,16 +14,13 @@ use crate::{
     blocks::review_block,
     method::Method,
     span,
-    summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize, summarize_by},
+    summary::{
+        BudgetSpread, Heuristic, MOST_TOKENS, Summary, SummaryBudget, SummaryRule, TieBreak, summarize, summarize_by,
+    },
 };
 
-/// Share of the context that all summaries together have when a query chooses, within [`LEAST_SUMMARY_TOKENS`] and
-/// [`MOST_SUMMARY_TOKENS`]: more makes no answer better.
-const SUMMARY_SHARE: f64 = 1.0 / 32.0;
 /// What a published rule takes of each block.
 const SUMMARY_FRACTION: f64 = 0.125;
-/// What keeps the work of a token the same however long the context.
-const MOST_SUMMARY_TOKENS: usize = 8192;
 
 /// Share of a session's context that each question gets anew, within the bounds of summaries.
 const REFRESH_SHARE: f64 = 0.125;
@@ -37,7 +34,7 @@ const LEAST_SUMMARY_TOKENS: usize = 1152;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PulsarConfig {
-    /// Tokens of a block. Absent: the context spread evenly, one block a host, or blocks of 1,024 tokens and what is left of a
+    /// Tokens of a block. Absent: the context spread evenly, one block a host, or blocks of 4,096 tokens (2,048 of more than 65,536) and what is left of a
     /// host's share when a query chooses (16,384 where shards share no prefix), or of 1,024 tokens each in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
@@ -57,8 +54,8 @@ pub struct PulsarConfig {
     #[serde(deserialize_with = "crate::size::optional")]
     #[schemars(range(max = crate::size::MOST))]
     pub summary_tokens: Option<usize>,
-    /// Share of a block that its summary holds. Absent: a thirty-second of all blocks, at most 8,192 tokens, when a query
-    /// chooses, none in a session that a query would choose for, an eighth otherwise.
+    /// Share of a block that its summary holds. Absent: an eighth of all blocks up to 4,096 tokens, a thirty-second of
+    /// longer ones up to 8,192, when a query chooses, none in a session that a query would choose for, an eighth otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary_fraction: Option<f64>,
     /// Least tokens of all summaries by share that the last block sees. Absent: 1,152 when a query chooses, 0 otherwise.
@@ -282,9 +279,7 @@ impl PulsarConfig {
             (None, least) => match (self.summary_fraction, least) {
                 (Some(share), 0) => SummaryBudget::Fraction(share),
                 (Some(share), least) => SummaryBudget::InAll { share, least, most: usize::MAX },
-                (None, least) if self.query_chooses(query) => {
-                    SummaryBudget::InAll { share: SUMMARY_SHARE, least, most: MOST_SUMMARY_TOKENS }
-                }
+                (None, least) if self.query_chooses(query) => SummaryBudget::Ample { least },
                 (None, 0) => SummaryBudget::Fraction(SUMMARY_FRACTION),
                 (None, least) => SummaryBudget::InAll { share: SUMMARY_FRACTION, least, most: usize::MAX },
             },
@@ -295,7 +290,9 @@ impl PulsarConfig {
     fn review_budget(&self, query: &[u32], block: usize, earlier: usize) -> usize {
         let budget = self.budget(query);
         match (budget, self.rule(query).spread) {
-            (SummaryBudget::InAll { .. }, BudgetSpread::Shared) => budget.in_all(block, earlier),
+            (SummaryBudget::InAll { .. } | SummaryBudget::Ample { .. }, BudgetSpread::Shared) => {
+                budget.in_all(block, earlier)
+            }
             _ => budget.tokens(block, earlier),
         }
     }
@@ -313,7 +310,7 @@ impl PulsarConfig {
         let tokens = self.refresh_tokens.unwrap_or_else(|| {
             let share = (REFRESH_SHARE * request.context.len() as f64) as usize;
             let wanted = self.heuristic == Heuristic::QueryAware;
-            if wanted { share.clamp(LEAST_SUMMARY_TOKENS, MOST_SUMMARY_TOKENS) } else { 0 }
+            if wanted { share.clamp(LEAST_SUMMARY_TOKENS, MOST_TOKENS) } else { 0 }
         });
         let chunk_tokens = self.chunk_tokens.unwrap_or(SummaryRule::query_aware().chunk_tokens);
         let rule = RefreshRule { sink_tokens: self.sink_tokens, chunk_tokens, tokens };
