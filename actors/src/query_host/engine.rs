@@ -348,7 +348,11 @@ impl<B: Backend> Engine<B> {
     }
 
     fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::readings::Phase2Times>) -> GenerationEnd) {
-        if self.generations.remove(&job).is_some() {
+        if let Some(generation) = self.generations.remove(&job) {
+            let masks = generation.masks();
+            if masks.count() > 0 {
+                (self.post)(QueryHostEvent::Masked { job, masks: Box::new(masks.clone()) });
+            }
             let times = self.contexts.remove(job);
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }
