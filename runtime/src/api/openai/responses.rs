@@ -93,10 +93,11 @@ async fn start(
 ) -> Checked<(RunningJob, Listener)> {
     for _ in 0..SHORTENED {
         let job = asked.job(state).await?;
+        let form = job.form_field;
         match RunningJob::start(&state.supervisor, job, RequestSpan::of(request, "chat")).await {
             Ok(started) => return Ok(started),
             Err(error) if asked.shorten(&error) => {}
-            Err(error) => return Err(refusal::of_job(error, "input")),
+            Err(error) => return Err(refusal::of_request(error, ("input", form))),
         }
     }
     Err(Refusal::invalid("input", "the conversation stays too long, however much of its beginning is left out"))
@@ -150,7 +151,7 @@ async fn respond(
     (status, settings): (&JobStatus, &ResponseSettings),
 ) -> Checked<HttpResponse> {
     let model = state.model_that_answers(status);
-    let told = answer::weight(status) + answer::weight_of(settings.instructions.as_deref().unwrap_or_default());
+    let told = answer::weight(status) + answer::weight_of(settings.bytes());
     charged::json(request, told, || response::object((status, settings), &model)).await
 }
 
