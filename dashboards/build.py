@@ -128,6 +128,8 @@ PHASES = [
      [(rate("spec_decode_num_draft_tokens_total", None)[0], "guessed"),
       (rate("spec_decode_num_accepted_tokens_total", None)[0], "right")], {}),
     ("lines", "Merge in a layer", "The query host's merging of partials in a layer.", "s", quantiles("phase2_merge_seconds"), {}),
+    ("lines", "Masks of forms", "For a token of an answer that is held to a form: which tokens may come.", "s",
+     quantiles("phase2_mask_seconds"), {}),
     ("lines", "Where phase 2 goes", "Seconds of phase 2 a second, by what the query hosts do: wait for context hosts, merge, or "
      "compute on their own.", "s",
      [(rate("phase2_layer_wait_seconds_sum", None)[0], "wait"), (rate("phase2_merge_seconds_sum", None)[0], "merge"),

@@ -33,6 +33,11 @@ def tokens_of_stream(api, body):
     return json.loads(lines[-1][6:])["usage"]["completion_tokens"]
 
 
+def read_metric(admin, name):
+    with urllib.request.urlopen(f"http://{admin}/metrics") as answer:
+        return [float(line.split()[-1]) for line in answer.read().decode().splitlines() if line.startswith(name)]
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--binary", type=pathlib.Path, required=True)
@@ -46,7 +51,8 @@ def main():
     speeds = {"free": [], "held": []}
     with tempfile.TemporaryDirectory(prefix="asterism-held-") as folder:
         with Cluster(given.binary, pathlib.Path(folder), "held", api='listen = "127.0.0.1:0"\n') as cluster:
-            api = cluster.record()["api"]
+            record = cluster.record()
+            api = record["api"]
             with ThreadPoolExecutor(given.streams) as pool:
                 # Once for what is encoded and compiled once.
                 for body in [free, held]:
@@ -57,6 +63,8 @@ def main():
                     tokens = sum(pool.map(lambda seed: tokens_of_stream(api, body | {"seed": seed}), range(given.streams)))
                     speeds[name].append(tokens / (time.monotonic() - began))
                     print(f"{name}: {tokens} tokens, {speeds[name][-1]:.0f} tokens/s", flush=True)
+            masks, seconds = (sum(read_metric(record["admin"], f"asterism_phase2_mask_seconds_{what}")) for what in ["count", "sum"])
+    print(f"{masks:.0f} masks, {seconds / masks * 1e6:.0f} us each")
     free, held = (statistics.median(speeds[name]) for name in ["free", "held"])
     print(f"{given.streams} streams: free {free:.0f}, held to a schema {held:.0f} tokens/s: {held / free:.2f}")
     assert held >= LEAST * free, speeds

@@ -54,7 +54,7 @@ def ask(api, admin):
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="moon", max_retries=0, timeout=DEADLINE_S)
     document = HARBOUR.read_text()
     messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
-    for test in [models, whole, streamed, completions, logprobs, sessions, responses, background, batch, errors, keys]:
+    for test in [models, whole, streamed, completions, logprobs, sessions, responses, tools, structured, background, batch, errors, keys]:
         test(openai, client, api, messages)
         print(f"ok: {test.__name__}")
     cancelled(client, admin, messages)
@@ -158,6 +158,57 @@ def responses(openai, client, api, messages):
     assert listed.output_text == answer.output_text, listed
     with client.responses.stream(**asked) as stream:
         assert stream.until_done().get_final_response().output_text == answer.output_text
+
+
+def tools(openai, client, api, messages):
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    weather = {"type": "function", "name": "weather", "description": "Tells the weather.", "parameters": city}
+    asked = {"model": "asterism-7m", "input": "How is the weather in Oslo?", "tools": [weather], "tool_choice": "required",
+             "max_output_tokens": 64}
+    answer = client.responses.create(**asked)
+    [call] = answer.output
+    assert (call.type, call.name, call.status, answer.output_text) == ("function_call", "weather", "completed", ""), answer
+    assert json.loads(call.arguments)["city"] in ["Oslo", "Rome"] and answer.tools[0].name == "weather", answer
+    assert client.responses.retrieve(answer.id).output == answer.output
+    events = list(client.responses.create(stream=True, **asked))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == ["created", "in_progress", "output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
+                     "output_item.done", "completed"], kinds
+    assert events[3].delta == events[4].arguments == events[5].item.arguments == call.arguments, events
+    with client.responses.stream(**asked) as stream:
+        assert stream.until_done().get_final_response().output[0].arguments == call.arguments
+    named = client.responses.create(**asked | {"tool_choice": {"type": "function", "name": "weather"}})
+    assert json.loads(named.output[0].arguments)["city"] in ["Oslo", "Rome"], named
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "cold"}
+    said = {"role": "user", "content": asked["input"]}
+    behind = client.responses.create(model="asterism-7m", previous_response_id=answer.id, input=[output], max_output_tokens=8)
+    apart = client.responses.create(model="asterism-7m", input=[said, call.model_dump(), output], max_output_tokens=8)
+    assert behind.output_text == apart.output_text and behind.usage.input_tokens == apart.usage.input_tokens, (behind, apart)
+    for fields, param in [({"tools": [{"type": "web_search"}]}, "tools"), ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+                          ({"tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+                          ({"input": [output | {"call_id": None}]}, "input"),
+                          ({"tools": [weather | {"parameters": {"type": "nothing"}}]}, "tools")]:
+        try:
+            client.responses.create(**asked | fields)
+        except openai.BadRequestError as error:
+            assert error.param == param, (fields, error.body)
+        else:
+            raise AssertionError(f"{fields} was taken")
+
+
+def structured(openai, client, api, messages):
+    schema = {"type": "object", "properties": {"depth": {"type": "integer"}}, "required": ["depth"], "additionalProperties": False}
+    asked = {"model": "asterism-7m", "input": "How deep is it?", "max_output_tokens": 64}
+    form = {"type": "json_schema", "name": "sea", "schema": schema, "strict": True}
+    answer = client.responses.create(text={"format": form}, **asked)
+    assert isinstance(json.loads(answer.output_text)["depth"], int) and answer.text.format.name == "sea", answer
+    for wrong in [form | {"schema": {"type": "nothing"}}, {"type": "grammar"}]:
+        try:
+            client.responses.create(text={"format": wrong}, **asked)
+        except openai.BadRequestError as error:
+            assert error.param == "text.format", error.body
+        else:
+            raise AssertionError(f"{wrong} was taken")
 
 
 def background(openai, client, api, messages):
@@ -295,6 +346,15 @@ def langchain(api, messages):
     answer = chat.invoke(asked)
     assert FACT in answer.content and answer.usage_metadata["input_tokens"] > 1000, answer
     assert "".join(chunk.content for chunk in chat.stream(asked)) == answer.content
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}}
+    for by_responses in [False, True]:
+        caller = ChatOpenAI(base_url=f"http://{api}/v1", api_key="moon", model="asterism-7m", max_tokens=64, max_retries=0,
+                            timeout=DEADLINE_S, use_responses_api=by_responses).bind_tools([weather], tool_choice="any")
+        [call] = caller.invoke("How is the weather in Oslo?").tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"}), call
+        chunks = list(caller.stream("How is the weather in Oslo?"))
+        streamed = sum(chunks[1:], chunks[0])
+        assert [(call["name"], call["args"]) for call in streamed.tool_calls] == [("weather", {"city": "Oslo"})], streamed
 
 
 if __name__ == "__main__":

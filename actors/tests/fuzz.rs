@@ -125,6 +125,7 @@ fn host_messages() {
     let mut times = Phase2Times::default();
     times.step.add(Duration::from_millis(30));
     times.layer_wait.add(Duration::from_millis(1));
+    let masks = Box::new(times.step.clone());
     let logprobs = TokenLogprobs { logprob: -0.5, top: vec![TopLogprob { id: 3, logprob: -0.25 }; 3] };
     fuzz(&[
         HostMessage::Hello(Hello {
@@ -199,6 +200,7 @@ fn host_messages() {
         HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
         HostMessage::Leaving { grace_ms: 8000 },
+        HostMessage::Masked { job: 3, masks },
     ]);
 }
 

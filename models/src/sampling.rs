@@ -9,7 +9,6 @@ mod shaping;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::ModelError;
 pub use guide::{Constraint, Guide, Guides};
 pub use logprobs::Logprobs;
 pub use parameters::Sampling;
@@ -33,16 +32,6 @@ impl Sampler {
     pub fn asked(sampling: Sampling, question: &[u32], eos: &[u32]) -> Self {
         let shaper = Shaper::of(&sampling, question, eos);
         Self { random: StdRng::seed_from_u64(sampling.seed), sampling, shaper }
-    }
-
-    /// The next token of `logits (vocab)`, of those that `guide` leaves.
-    ///
-    /// # Errors
-    /// [`ModelError::Constraint`] when it leaves none.
-    pub fn guided(&mut self, logits: &[f32], guide: &mut Guide, closes: bool) -> Result<u32, ModelError> {
-        let mut left = logits.to_vec();
-        guide.mask(&mut left, closes)?;
-        Ok(self.next(&left))
     }
 
     /// The next token of `logits (vocab)`. Greedy takes the lowest id on an exact tie. NaN is never chosen.

@@ -38,7 +38,7 @@ pub use wire::{InvalidMessage, WireMessage};
 
 use crate::{
     api::{Role, TokenLogprobs, TraceContext},
-    readings::{LinkReport, Phase2Times},
+    readings::{DurationHistogram, LinkReport, Phase2Times},
     ticket::Ticket,
 };
 
@@ -218,6 +218,13 @@ pub enum HostMessage {
     Leaving {
         /// Milliseconds until it ends in any case.
         grace_ms: u64,
+    },
+    /// An answer of phase 2 was held to a form. Said before its end.
+    Masked {
+        /// Job.
+        job: u64,
+        /// How long it took to say which tokens may come next, and to take the one that came in.
+        masks: Box<DurationHistogram>,
     },
 }
 

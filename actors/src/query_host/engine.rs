@@ -123,10 +123,9 @@ impl<B: Backend> Engine<B> {
                 let decoder = &self.model.decoder;
                 let start = || refresh::start(decoder.clone());
                 let refresher = &mut self.refresher;
-                let awaited = order
-                    .refresh_order
-                    .take()
-                    .map(|refresh_order| refresher.get_or_insert_with(start).order(*refresh_order, done));
+                let awaited = order.refresh_order.take().map(|refresh_order| {
+                    refresher.get_or_insert_with(start).order((order.tenant, *refresh_order), done)
+                });
                 let forming = self.forming(&order);
                 let generation = Generation::new(self.model.clone(), (*order, spans), (awaited, forming));
                 self.generations.insert(job, generation);
@@ -149,7 +148,7 @@ impl<B: Backend> Engine<B> {
     fn forming(&mut self, order: &Generate) -> Option<PendingGuide> {
         let (constraint, job, arrivals) = (order.choice.sampling().constraint?, order.job, self.arrivals.clone());
         let former = self.former.get_or_insert_with(|| forms::start(self.model.clone()));
-        Some(former.order(constraint, move || drop(arrivals.send(Arrival::Fresh { job }))))
+        Some(former.order((order.tenant, constraint), move || drop(arrivals.send(Arrival::Fresh { job }))))
     }
 
     /// The rows of the next step by job, and their size.
@@ -349,7 +348,11 @@ impl<B: Backend> Engine<B> {
     }
 
     fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::readings::Phase2Times>) -> GenerationEnd) {
-        if self.generations.remove(&job).is_some() {
+        if let Some(generation) = self.generations.remove(&job) {
+            let masks = generation.masks();
+            if masks.count() > 0 {
+                (self.post)(QueryHostEvent::Masked { job, masks: Box::new(masks.clone()) });
+            }
             let times = self.contexts.remove(job);
             (self.post)(QueryHostEvent::Ended { job, end: end(times) });
         }

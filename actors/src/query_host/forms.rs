@@ -1,6 +1,6 @@
 //! Compiles the forms of answers, beside the thread that generates. Masks nothing.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering};
 
 use asterism_kernels::Backend;
 use asterism_models::{Constraint, Guide, Guides, ModelError};
@@ -14,20 +14,25 @@ pub type FormWorker = BackgroundWorker<Constraint, Guide>;
 /// What holds an answer to its form, on its way.
 pub type PendingGuide = PendingOrder<Guide>;
 
-/// Starts the thread; it sorts the model's tokens when the first form comes.
+/// Threads that compile: one key has two of them at most.
+const FORM_THREADS: usize = 3;
+
+/// Starts the threads; the model's tokens are sorted when the first form comes.
 pub fn start<B: Backend>(model: Arc<LoadedModel<B>>) -> FormWorker {
-    let mut guides: Option<Arc<Guides>> = None;
-    let mut guide = move |constraint: &Constraint| {
-        let guides = match &guides {
-            Some(guides) => guides,
-            None => {
-                let config = model.decoder.config();
-                &*guides.insert(Arc::new(Guides::new(&model.tokenizer, config.vocab, &config.eos)?))
+    let guides: Mutex<Option<Arc<Guides>>> = Mutex::new(None);
+    let guide = move |constraint: &Constraint| {
+        // Who comes meanwhile waits: nothing can be compiled before.
+        let sorted = || -> Result<Arc<Guides>, ModelError> {
+            let mut guides = guides.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(guides) = &*guides {
+                return Ok(guides.clone());
             }
+            let config = model.decoder.config();
+            Ok(guides.insert(Arc::new(Guides::new(&model.tokenizer, config.vocab, &config.eos)?)).clone())
         };
-        guides.guide(constraint)
+        sorted()?.guide(constraint)
     };
-    BackgroundWorker::start("forms", move |constraint, given_up| {
+    BackgroundWorker::start(("forms", FORM_THREADS), move |constraint, given_up| {
         let made = if given_up.load(Ordering::Relaxed) { Err(ModelError::Cancelled) } else { guide(&constraint) };
         made.map_err(|error| (error.code().to_owned(), error.to_string()))
     })

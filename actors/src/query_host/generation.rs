@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, Likeliest};
 use asterism_models::{ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream};
+use tokio::time::Instant;
 
 use crate::{
     api::TokenLogprobs,
@@ -12,6 +13,7 @@ use crate::{
     query_host::{
         forms::PendingGuide, lookup::Lookup, refresh::PendingRefresh, schedule::WaitingJob, spans::GenerationSpans,
     },
+    readings::DurationHistogram,
 };
 
 /// A generation on its way.
@@ -31,6 +33,8 @@ pub struct Generation<B: Backend> {
     /// What holds the answer to its form, if it has one, and has to be waited for first.
     guide: Option<Guide>,
     forming: Option<PendingGuide>,
+    /// What holding it to its form took: a mask, and taking in the token that came of it.
+    masks: DurationHistogram,
     text: TextStream,
     /// Keys of its context, which each row reads.
     keys: u64,
@@ -111,6 +115,7 @@ impl<B: Backend> Generation<B> {
             sampler: Sampler::asked(order.choice.sampling(), &ids, &model.decoder.config().eos),
             guide: None,
             forming,
+            masks: DurationHistogram::default(),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             ids,
             guessed: 0,
@@ -234,6 +239,11 @@ impl<B: Backend> Generation<B> {
         self.guide.is_none() && self.order.choice.logprobs.is_none() && self.sampler.is_greedy()
     }
 
+    /// What masks took, where the answer is held to a form.
+    pub fn masks(&self) -> &DurationHistogram {
+        &self.masks
+    }
+
     /// Chooses the next tokens from what the last rows came to: as many as stand behind what is right of the guesses.
     pub fn choose(&mut self, rows: &[LastRow]) -> Result<Vec<Chosen>, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
@@ -263,12 +273,16 @@ impl<B: Backend> Generation<B> {
         let choice = &self.order.choice;
         let given = self.order.generated.get(self.tokens).copied();
         let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
+        let mut masked = Duration::ZERO;
         let drawn = match (last, &mut self.guide) {
             (LastRow::Likeliest(likeliest), _) => likeliest.token,
             // The room that is left is taken to close what is open.
             (LastRow::Logits(logits), Some(guide)) => {
                 let answer = choice.max_tokens as usize - choice.scored_tokens();
-                self.sampler.guided(logits, guide, left <= (answer / 2).min(CLOSES_WITHIN))?
+                let (mut left_over, began) = (logits.clone(), Instant::now());
+                guide.mask(&mut left_over, left <= (answer / 2).min(CLOSES_WITHIN))?;
+                masked += began.elapsed();
+                self.sampler.next(&left_over)
             }
             (LastRow::Logits(logits), None) => self.sampler.next(logits),
         };
@@ -278,7 +292,11 @@ impl<B: Backend> Generation<B> {
         }
         let id = given.unwrap_or(drawn);
         self.sampler.accept(id);
-        self.guide.as_mut().map_or(Ok(()), |guide| guide.accept(id))?;
+        if let Some(guide) = &mut self.guide {
+            let began = Instant::now();
+            guide.accept(id)?;
+            self.masks.add(masked + began.elapsed());
+        }
         let piece = self.text.push(id)?;
         self.lookup.iter_mut().for_each(|lookup| lookup.push(id));
         self.tokens += 1;

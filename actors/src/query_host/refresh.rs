@@ -20,7 +20,7 @@ pub type PendingRefresh<B> = PendingOrder<EncodedShard<B>>;
 
 /// Starts the thread.
 pub fn start<B: Backend>(decoder: Arc<Decoder<B>>) -> RefreshWorker<B> {
-    BackgroundWorker::start("refresh", move |order, given_up| {
+    BackgroundWorker::start(("refresh", 1), move |order, given_up| {
         encode(&decoder, order, given_up).map_err(|error| (error.code().to_owned(), error.to_string()))
     })
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     messages::{AnswerToken, Generate, HostCommand, HostMessage, ShardHolder},
-    readings::Phase2Times,
+    readings::{DurationHistogram, Phase2Times},
     ticket::Ticket,
 };
 
@@ -32,6 +32,13 @@ pub enum QueryHostEvent {
         wrong: bool,
         /// What was observed.
         cause: String,
+    },
+    /// A generation whose answer is held to a form is about to end.
+    Masked {
+        /// Job.
+        job: u64,
+        /// What the masks took.
+        masks: Box<DurationHistogram>,
     },
     /// A generation ended.
     Ended {
@@ -134,6 +141,10 @@ impl QueryHostState {
                     wrong,
                     cause,
                 })));
+            }
+            QueryHostEvent::Masked { job, masks } => {
+                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, GenerationPhase::Running));
+                commands.extend(running.then_some(QueryHostCommand::Report(HostMessage::Masked { job, masks })));
             }
             QueryHostEvent::Ended { job, end } => self.ended(job, end, &mut commands),
         }
@@ -297,6 +308,18 @@ mod tests {
         assert_eq!(jobs(&state), [1, 2]);
         assert_eq!(stop(&mut state, 1), []);
         assert_eq!(jobs(&state), [2]);
+    }
+
+    #[test]
+    fn what_masks_took_is_told_of_a_job_that_runs() {
+        let mut state = QueryHostState::default();
+        let masks = Box::new(times().step.clone());
+        let masked = || QueryHostEvent::Masked { job: 1, masks: masks.clone() };
+        order(&mut state, 1, &[]);
+        let told = HostMessage::Masked { job: 1, masks: masks.clone() };
+        assert_eq!(state.handle(Duration::ZERO, masked()), [QueryHostCommand::Report(told)]);
+        stop(&mut state, 1);
+        assert_eq!(state.handle(Duration::ZERO, masked()), []);
     }
 
     #[test]

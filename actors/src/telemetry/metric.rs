@@ -89,6 +89,15 @@ pub enum Observation {
         /// Where its seconds went.
         times: Box<Phase2Times>,
     },
+    /// An answer was held to a form.
+    Masked {
+        /// Query host.
+        host: String,
+        /// Method by name.
+        method: String,
+        /// What its masks took.
+        masks: Box<DurationHistogram>,
+    },
     /// A host reported its links; the latest stands.
     Links {
         /// Host.
@@ -178,11 +187,6 @@ impl Observation {
             Self::Phase2 { host, method, model, times } => {
                 let of_host = [("host", host.clone()), ("method", method.clone())];
                 let of_model = [("method", method.clone()), ("model", model.clone())];
-                let spread_of =
-                    |name: &'static str, labels: &[(&'static str, String); 2], spread: &DurationHistogram| {
-                        let histogram = histogram!(name, labels);
-                        spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
-                    };
                 spread_of(INTER_TOKEN_LATENCY, &of_model, &times.token);
                 let spread = |name: &'static str, spread: &DurationHistogram| spread_of(name, &of_host, spread);
                 spread(PHASE2_STEP, &times.step);
@@ -191,6 +195,9 @@ impl Observation {
                 let count = |name: &'static str, tokens| counter!(name, "host" => host.clone()).increment(tokens);
                 count(SPEC_DECODE_DRAFT_TOKENS, times.guesses);
                 count(SPEC_DECODE_ACCEPTED_TOKENS, times.right_guesses);
+            }
+            Self::Masked { host, method, masks } => {
+                spread_of(PHASE2_MASK, &[("host", host.clone()), ("method", method.clone())], masks);
             }
             Self::Links { host, report } => record_links(host, report),
             Self::SessionHit => counter!(SESSION_HITS).increment(1),
@@ -205,6 +212,11 @@ impl Observation {
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
+}
+
+fn spread_of(name: &'static str, labels: &[(&'static str, String); 2], spread: &DurationHistogram) {
+    let histogram = histogram!(name, labels);
+    spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
 }
 
 fn record_links(host: &str, report: &LinkReport) {

@@ -15,6 +15,8 @@ pub const SPREAD_SECONDS: [f64; 20] = [
 
 /// More layers than any model has.
 const MOST_LAYERS: u64 = 4096;
+/// Seconds that nothing takes.
+const LONGEST_SECONDS: f64 = 1e9;
 /// More guesses than a step brings of a job.
 const BOUND_OF_GUESSES: u64 = 1024;
 
@@ -155,7 +157,7 @@ impl Phase2Times {
     pub fn are_of(&self, tokens: u32) -> bool {
         let (steps, layers) = (self.step.count(), self.layer_wait.count());
         let spreads = [&self.step, &self.token, &self.layer_wait, &self.merge];
-        let seconds = spreads.iter().flat_map(|spread| spread.seconds).all(|seconds| (0.0..1e9).contains(&seconds));
+        let seconds = spreads.iter().all(|spread| spread.is_of(u64::MAX));
         let guessed = self.right_guesses <= self.guesses && self.guesses <= steps * BOUND_OF_GUESSES;
         let chosen = steps.saturating_add(self.right_guesses);
         let counts = self.token.count() <= chosen.saturating_sub(1)
@@ -172,6 +174,11 @@ impl DurationHistogram {
         let at = SPREAD_SECONDS.partition_point(|bound| *bound < seconds);
         self.counts[at] = self.counts[at].saturating_add(1);
         self.seconds[at] += seconds;
+    }
+
+    /// Whether it can be of at most so many.
+    pub fn is_of(&self, most: u64) -> bool {
+        self.seconds.iter().all(|seconds| (0.0..LONGEST_SECONDS).contains(seconds)) && self.count() <= most
     }
 
     /// How many there are.
@@ -228,6 +235,7 @@ mod tests {
         assert!(!guessed.are_of(11), "more that are right than there were");
         let mut damaged = times.clone();
         damaged.step.seconds[0] = f64::NAN;
+        assert!(!damaged.step.is_of(9) && times.step.is_of(3) && !times.step.is_of(2));
         assert!(!damaged.are_of(3));
         times.merge.counts[0] = u32::MAX;
         times.layer_wait.counts[0] = u32::MAX;

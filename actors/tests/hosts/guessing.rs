@@ -4,6 +4,7 @@ use asterism_actors::{
     messages::{AnswerToken, Generate, HostMessage, TokenChoice, TokenShaping},
     readings::Phase2Times,
 };
+use asterism_models::{Constraint, Sampling};
 
 use crate::{
     bench::{Bench, Case, JOB},
@@ -38,30 +39,18 @@ async fn answer(bench: &mut Bench, host: &str, order: &Generate) -> (Answer, Box
     }
 }
 
-fn shaped(change: impl FnOnce(&mut TokenShaping)) -> Option<Box<TokenShaping>> {
-    let mut shaping = TokenShaping {
-        top_k: 0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        min_tokens: 0,
-        logit_bias: Vec::new(),
-        constraint: None,
-    };
-    change(&mut shaping);
-    Some(Box::new(shaping))
-}
-
 /// Ways to choose tokens, of which each has to be right with guesses.
 fn choices(plain: &TokenChoice, stop: &str) -> Vec<TokenChoice> {
     let hot = TokenChoice { temperature: 0.9, ..plain.clone() };
-    let penalties = shaped(|shaping| {
-        (shaping.repetition_penalty, shaping.presence_penalty, shaping.frequency_penalty) = (1.1, 0.2, 0.3);
-        shaping.logit_bias = vec![(7, 1.5)];
+    let penalties = TokenShaping::of(&Sampling {
+        repetition_penalty: 1.1,
+        presence_penalty: 0.2,
+        frequency_penalty: 0.3,
+        logit_bias: [(7, 1.5)].into(),
+        ..Sampling::default()
     });
-    let constraint = serde_json::json!({"regex": "[a-z ]{12,60}"}).to_string();
-    let form = shaped(|shaping| shaping.constraint = Some(constraint));
+    let constraint = Some(Constraint::Regex("[a-z ]{12,60}".to_owned()));
+    let form = TokenShaping::of(&Sampling { constraint, ..Sampling::default() });
     vec![
         plain.clone(),
         hot.clone(),

@@ -43,11 +43,11 @@ async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Messag
     let asked = chat::about(&state, conversation, (asked, "messages")).await?;
     let mut asked = answer::owned(asked, &request);
     let model = state.model_of(&asked.job).await?;
-    let (client, streamed) = (ClientConnection::of(&request), asked.stream);
+    let (client, streamed, form) = (ClientConnection::of(&request), asked.stream, asked.form_field);
     let shape = MessageShape { shape: std::mem::take(&mut asked.shape), stops: asked.job.stop.clone(), model };
     asked.job.labels.insert(bounds::ATTACHED.into(), "yes".into());
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
-    let (running, listener) = started.map_err(|error| refusal::of_job(error, "messages"))?;
+    let (running, listener) = started.map_err(|error| refusal::of_request(error, ("messages", form)))?;
     drop(share);
     match streamed {
         Some(streamed) => {

@@ -2,6 +2,7 @@
 
 pub mod body;
 pub(crate) mod cors;
+pub(crate) mod document;
 pub(crate) mod error;
 pub(crate) mod limits;
 pub(crate) mod listening;

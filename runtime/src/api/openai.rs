@@ -63,6 +63,8 @@ pub async fn serve(
     };
     running::cancel_orphans(&state.supervisor).await;
     responses::hold_again(&state).await;
+    let all = state.clone();
+    drop(state.runtime.spawn(async move { responses::forget_with_jobs(&all, usize::MAX).await }));
     batch_run::resume(&state);
     let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
     let kept_idle = state.kept_idle;

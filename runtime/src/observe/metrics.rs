@@ -34,6 +34,7 @@ const HISTOGRAMS: &[(&str, &[&str], &[f64])] = &[
     (metric::PHASE2_STEP, &["host", "method"], metric::PHASE2_SECONDS),
     (metric::PHASE2_LAYER_WAIT, &["host", "method"], metric::PHASE2_SECONDS),
     (metric::PHASE2_MERGE, &["host", "method"], metric::PHASE2_SECONDS),
+    (metric::PHASE2_MASK, &["host", "method"], metric::PHASE2_SECONDS),
     (metric::RECOVERY_DURATION, &[], LONG_SECONDS),
 ];
 
@@ -144,7 +145,9 @@ mod tests {
         times.layer_wait.add(Duration::from_micros(40));
         times.merge.add(Duration::from_secs(60));
         [3, 4, 700].map(Duration::from_millis).into_iter().for_each(|took| times.token.add(took));
-        let (host, method, model) = ("query-0".into(), "star".into(), "m7".into());
+        let (host, method, model): (String, String, _) = ("query-0".into(), "star".into(), "m7".into());
+        let masks = Box::new(times.layer_wait.clone());
+        Observation::Masked { host: host.clone(), method: method.clone(), masks }.record();
         times.guessed(15, 4);
         Observation::Phase2 { host, method, model, times }.record();
         Observation::Recovered { seconds: 1.5 }.record();
@@ -162,6 +165,7 @@ mod tests {
             format!("asterism_phase2_step_seconds_count{labels}}} 4\n"),
             format!("asterism_phase2_step_seconds_sum{labels}}} 0.71"),
             format!("asterism_phase2_layer_wait_seconds_bucket{labels},le=\"0.00005\"}} 1\n"),
+            format!("asterism_phase2_mask_seconds_bucket{labels},le=\"0.00005\"}} 1\n"),
             format!("asterism_phase2_merge_seconds_bucket{labels},le=\"25\"}} 0\n"),
             format!("asterism_phase2_merge_seconds_count{labels}}} 1\n"),
             "asterism_recovery_duration_seconds_bucket{le=\"2.5\"} 1\n".to_string(),

@@ -4,7 +4,7 @@ use crate::{
     api::{JobEvent, JobPhase},
     messages::{AnswerToken, Encoded},
     metric::Observation,
-    readings::Phase2Times,
+    readings::{DurationHistogram, Phase2Times},
     supervisor::{
         command::SupervisorCommand,
         journal::record,
@@ -134,6 +134,17 @@ impl Reports<'_> {
         self.loss.out.push(SupervisorCommand::Publish { job: number, event: JobEvent::Token { id, text, logprobs } });
         // Whoever goes on with it after another supervisor's start computes the same.
         self.loss.out.extend(kept.map(SupervisorCommand::Persist));
+    }
+
+    /// What holding an answer to its form took: a mask for each token, and for its end.
+    pub fn on_masked(&mut self, host: usize, number: u64, masks: Box<DurationHistogram>) {
+        let Some(job) = self.loss.jobs.running_mut(number).filter(|job| job.query_host == Some(host)) else { return };
+        let (tokens, method) = (job.progress.tokens.len() as u64, job.facts.method.clone());
+        drop(job);
+        if masks.is_of(tokens + 1) {
+            let host = self.loss.hosts.name(host).to_string();
+            self.loss.out.push(SupervisorCommand::Observe(Observation::Masked { host, method, masks }));
+        }
     }
 
     pub fn on_generated(&mut self, host: usize, number: u64, end: (u32, bool, String, Box<Phase2Times>)) {

@@ -89,6 +89,10 @@ impl SupervisorState {
             HostMessage::Generated { job, tokens, stopped, text, times } => {
                 self.reports(now, out).on_generated(host, job, (tokens, stopped, text, times));
             }
+            HostMessage::Masked { job, masks } => {
+                self.reports(now, out).on_masked(host, job, masks);
+                return WorkChange::Nothing;
+            }
             HostMessage::Stalled { job, host: silent, wrong: false, cause } => {
                 self.loss(now, out).on_stalled(host, job, (silent, cause));
             }

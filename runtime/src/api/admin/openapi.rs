@@ -11,7 +11,7 @@ use asterism_actors::authority::{self, Action, Party};
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::api::http::error::ErrorEnvelope;
+use crate::api::http::{document, error::ErrorEnvelope};
 use operations::{OPERATIONS, Operation, RequestSchema, ResponseSchema};
 use schema::schema;
 
@@ -61,25 +61,18 @@ pub fn document() -> Value {
         let described = described(operation, &mut schemas);
         paths.entry(operation.path).or_default().insert(operation.method.to_lowercase(), described);
     }
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Asterism's admin API",
-            "description": "Jobs, sessions, hosts and events of a cluster. Fields that are not known are refused by name.",
-            "version": env!("CARGO_PKG_VERSION"),
-            "license": {"name": env!("CARGO_PKG_LICENSE"), "identifier": env!("CARGO_PKG_LICENSE")},
-        },
-        "servers": [{"url": "/"}],
-        "paths": paths,
-        "components": {
-            "schemas": schemas.into_components(),
-            "securitySchemes": {BEARER: {
-                "type": "http",
-                "scheme": "bearer",
-                "description": "The text of `[security] token_file`; where a cluster has none, everybody may ask.",
-            }},
-        },
-    })
+    let description = "Jobs, sessions, hosts and events of a cluster. Fields that are not known are refused by name.";
+    let mut document = document::head("Asterism's admin API", description);
+    document["paths"] = json!(paths);
+    document["components"] = json!({
+        "schemas": schemas.into_components(),
+        "securitySchemes": {BEARER: {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "The text of `[security] token_file`; where a cluster has none, everybody may ask.",
+        }},
+    });
+    document
 }
 
 fn described(operation: &Operation, schemas: &mut Schemas) -> Value {

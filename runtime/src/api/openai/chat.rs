@@ -157,9 +157,13 @@ pub async fn about(
 fn hold_to_call(asked: &mut ParsedRequest, tools: &Tools) -> Checked<()> {
     let Some(form) = tools.form() else { return Ok(()) };
     match asked.job.sampling.constraint.replace(form) {
-        None => Ok(()),
+        None => {
+            asked.form_field = "tools";
+            Ok(())
+        }
         Some(_) => {
-            Err(Refusal::invalid("tool_choice", "a call of a tool has no other form: leave response_format out"))
+            let message = format!("a call of a tool has no other form: leave {} out", asked.form_field);
+            Err(Refusal::invalid("tool_choice", message))
         }
     }
 }
@@ -203,7 +207,10 @@ pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
                 called(&mut turns, call.map_err(|what| refused(&what))?);
             }
             Some("function_call_output") => {
-                let text = text_of(message.output).map_err(|what| refused(&what))?;
+                let text = text_of(message.output).map_err(|_| refused("has no output that is text"))?;
+                if message.call_id.as_deref().is_none_or(str::is_empty) {
+                    return Err(refused("has no call_id, which says whose output it is"));
+                }
                 let tooling = Tooling { call_id: message.call_id, ..Tooling::default() };
                 turns.push(ChatTurn { tooling: Some(Box::new(tooling)), ..ChatTurn::new(Speaker::Tool, text) });
             }

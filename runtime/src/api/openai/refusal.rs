@@ -13,12 +13,17 @@ use crate::api::http::error::Refusal;
 
 /// A job that was not taken; `text` is the field that context and query came in.
 pub fn of_job(error: JobError, text: &'static str) -> Refusal {
+    of_request(error, (text, "response_format"))
+}
+
+/// The same of a request whose field `form` asks for the form of its answer.
+pub fn of_request(error: JobError, (text, form): (&'static str, &'static str)) -> Refusal {
     let body = error.body();
     let param = match body.param.as_deref() {
         Some("context" | "query" | "messages" | "prompt") => Some(text.to_owned()),
         Some("session") => Some("session_id".into()),
         Some("method") => Some("attention".into()),
-        Some("constraint") => Some("response_format".into()),
+        Some("constraint") => Some(form.into()),
         None => of_code(&error).map(str::to_owned),
         _ => body.param,
     };

@@ -45,6 +45,8 @@ use response_request::{RequestOwner, ResponseRequest};
 
 /// How often a conversation that is too long is shortened, at most.
 const SHORTENED: usize = 16;
+/// Records whose jobs are looked for with each new one.
+const LOOKED_AT: usize = 2;
 /// How a response is asked for that nobody waits for.
 const BACKGROUND: &str = "background";
 
@@ -63,6 +65,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let (client, streamed) = (ClientConnection::of(&request), asked.way().stream);
     let (mut running, listener) = start(&state, &request, &mut asked).await?;
     let record = keep(&state, (&running.id, key), asked.record()).await?;
+    forget_with_jobs(&state, LOOKED_AT).await;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;
     if background {
@@ -90,10 +93,11 @@ async fn start(
 ) -> Checked<(RunningJob, Listener)> {
     for _ in 0..SHORTENED {
         let job = asked.job(state).await?;
+        let form = job.form_field;
         match RunningJob::start(&state.supervisor, job, RequestSpan::of(request, "chat")).await {
             Ok(started) => return Ok(started),
             Err(error) if asked.shorten(&error) => {}
-            Err(error) => return Err(refusal::of_job(error, "input")),
+            Err(error) => return Err(refusal::of_request(error, ("input", form))),
         }
     }
     Err(Refusal::invalid("input", "the conversation stays too long, however much of its beginning is left out"))
@@ -109,6 +113,20 @@ async fn keep(
     let written = block(move || kept.keep((&id, key), record)).await;
     let written = written.map_err(|error| Refusal::failed("internal", error))?;
     written.map(|record| record.settings).map_err(|error| refusal::of_disk(&error))
+}
+
+/// Forgets what is kept of responses whose jobs the supervisor has forgotten, of so many.
+pub async fn forget_with_jobs(state: &ApiState, most: usize) {
+    for id in state.responses.look_at(most) {
+        let Some(job) = response::job_id(&id) else { continue };
+        if matches!(state.supervisor.status(&job).await, Err(JobError::NotFound { .. })) {
+            let kept = state.responses.clone();
+            let forgotten = block(move || kept.forget(&id)).await;
+            if let Ok(Err(error)) = forgotten {
+                tracing::warn!(%error, "what was kept of a response whose job is forgotten stays");
+            }
+        }
+    }
 }
 
 /// How a response was asked for, as far as that is kept.
@@ -133,7 +151,7 @@ async fn respond(
     (status, settings): (&JobStatus, &ResponseSettings),
 ) -> Checked<HttpResponse> {
     let model = state.model_that_answers(status);
-    let told = answer::weight(status) + answer::weight_of(settings.instructions.as_deref().unwrap_or_default());
+    let told = answer::weight(status) + answer::weight_of(settings.bytes());
     charged::json(request, told, || response::object((status, settings), &model)).await
 }
 

@@ -37,11 +37,11 @@ pub async fn give(
 ) -> Checked<HttpResponse> {
     let client = ClientConnection::of(request);
     asked = owned(asked, request);
-    let (streamed, shape) = (asked.stream, std::mem::take(&mut asked.shape));
+    let (streamed, form, shape) = (asked.stream, asked.form_field, std::mem::take(&mut asked.shape));
     let model = state.model_of(&asked.job).await?;
     let operation = if kind == RequestKind::Chat { "chat" } else { "text_completion" };
     let started = RunningJob::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
-    let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
+    let (running, listener) = started.map_err(|error| refusal::of_request(error, (text, form)))?;
     // A prompt that is told again is kept meanwhile.
     let _kept = if shape.echo.is_some() { Some(share) } else { None };
     let echoes_prompt = shape.echo.is_some();
@@ -101,8 +101,8 @@ pub async fn ended(
 }
 
 /// Bytes that a text takes in an answer while that is built, about.
-pub fn weight_of(text: &str) -> usize {
-    TEXT_COPIES * text.len()
+pub fn weight_of(text_bytes: usize) -> usize {
+    TEXT_COPIES * text_bytes
 }
 
 /// Seconds since 1970.

@@ -81,19 +81,19 @@ async fn started(
     asked: ParsedRequest,
 ) -> Checked<Vec<ChoiceJob>> {
     let operation = if kind == RequestKind::Chat { "chat" } else { "text_completion" };
-    let ParsedRequest { job, shape, more, choices, is_limited, stream } = asked;
+    let ParsedRequest { job, shape, more, choices, form_field, is_limited, stream } = asked;
     let mut jobs = Vec::new();
     for (job, shape) in [(job, shape)].into_iter().chain(more) {
         for choice in 0..choices {
             let mut job = job.clone();
             job.sampling.seed = job.sampling.seed.wrapping_add(choice as u64);
             let (more, shape) = (Vec::new(), shape.clone());
-            let one = ParsedRequest { job, shape: shape.clone(), more, choices: 1, is_limited, stream };
+            let one = ParsedRequest { job, shape: shape.clone(), more, choices: 1, form_field, is_limited, stream };
             let one = answer::owned(one, request);
             // One span is the request's.
             let span = if jobs.is_empty() { RequestSpan::of(request, operation) } else { None };
             let started = RunningJob::start(&state.supervisor, one, span).await;
-            let job = started.map_err(|error| refusal::of_job(error, text))?;
+            let job = started.map_err(|error| refusal::of_request(error, (text, form_field)))?;
             jobs.push(ChoiceJob { job, shape, is_first: choice == 0 });
         }
     }

@@ -235,11 +235,16 @@ impl BatchWork {
     fn object(&self, status: &JobStatus, shape: AnswerShape) -> Value {
         let model = self.state.model_that_answers(status);
         let new = |kind| Head::new(kind, &status.id, status.created_at, &model);
-        let head = |kind| new(kind).of_choice(0, shape).whole(status);
         match self.batch.endpoint.as_str() {
-            "/v1/chat/completions" => head(RequestKind::Chat),
-            "/v1/completions" => head(RequestKind::Text),
-            _ => response::object((status, &ResponseSettings::default()), &model),
+            "/v1/chat/completions" => new(RequestKind::Chat).of_choice(0, shape).whole(status),
+            "/v1/completions" => new(RequestKind::Text).of_choice(0, shape).whole(status),
+            _ => {
+                let mut settings = ResponseSettings::default();
+                if let Some(tools) = &shape.tools {
+                    (settings.tools, settings.tool_choice) = (tools.flat(), tools.flat_choice());
+                }
+                response::object((status, &settings), &model)
+            }
         }
     }
 
@@ -269,7 +274,7 @@ impl BatchWork {
                     asked.job.session = None;
                 }
                 Err(error) if may_pass(&error) => sleep(LATER).await,
-                Err(error) => return Some(Err(refusal::of_job(error, "body"))),
+                Err(error) => return Some(Err(refusal::of_request(error, ("body", asked.form_field)))),
             }
         };
         drop((asked, whole, share));

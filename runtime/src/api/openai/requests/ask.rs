@@ -32,6 +32,8 @@ pub struct ParsedRequest {
     pub more: Vec<(JobRequest, AnswerShape)>,
     /// Answers to each prompt.
     pub choices: usize,
+    /// The field that asks for the form of the answer, where that has one.
+    pub form_field: &'static str,
     /// Whether the request says how long the answer may be.
     pub is_limited: bool,
     /// What is streamed, if anything.
@@ -80,7 +82,9 @@ impl ParsedRequest {
         let (default, part) = MOST_ANSWER_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
         job.sampling = sampling::take(&mut fields)?;
-        job.sampling.constraint = form::take(&mut fields)?;
+        let form = form::take(&mut fields)?;
+        let form_field = form.as_ref().map_or("response_format", |(field, _)| *field);
+        job.sampling.constraint = form.map(|(_, form)| form);
         job.stop = match fields.take("stop")? {
             Some(Stops::One(stop)) => vec![stop],
             Some(Stops::Many(stops)) => stops,
@@ -101,7 +105,7 @@ impl ParsedRequest {
         let stream = streams.then_some(Streamed { usage, usage_so_far, progress });
         fields.finish()?;
         let (shape, more) = Default::default();
-        Ok(Self { job, shape, more, choices: 1, is_limited: most.is_some(), stream })
+        Ok(Self { job, shape, more, choices: 1, form_field, is_limited: most.is_some(), stream })
     }
 }
 

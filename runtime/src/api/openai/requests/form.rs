@@ -9,12 +9,15 @@ use crate::api::{
     openai::{Checked, refusal},
 };
 
-/// The form that a request asks for.
-pub fn take(fields: &mut Fields) -> Checked<Option<Constraint>> {
-    let mut found: Option<(&str, Constraint)> = None;
+/// Where responses have it.
+const OF_TEXT: &str = "text.format";
+
+/// The form that a request asks for, and the field that asks for it.
+pub fn take(fields: &mut Fields) -> Checked<Option<(&'static str, Constraint)>> {
+    let mut found: Option<(&'static str, Constraint)> = None;
     for (name, form) in [
         ("response_format", of_format("response_format", fields.value("response_format"))?),
-        ("text", of_text(fields)?),
+        (OF_TEXT, of_text(fields)?),
         ("guided_json", fields.value("guided_json").map(|schema| of_schema("guided_json", schema)).transpose()?),
         ("guided_regex", fields.take("guided_regex")?.map(Constraint::Regex)),
         ("guided_choice", fields.take("guided_choice")?.map(Constraint::Choice)),
@@ -30,7 +33,7 @@ pub fn take(fields: &mut Fields) -> Checked<Option<Constraint>> {
         }
         found = Some((name, form));
     }
-    Ok(found.map(|(_, form)| form))
+    Ok(found)
 }
 
 fn of_schema(name: &str, schema: Value) -> Checked<Constraint> {
@@ -80,7 +83,7 @@ fn of_text(fields: &mut Fields) -> Checked<Option<Constraint>> {
     if let Some((name, _)) = text.iter().find(|(_, value)| !value.is_null()) {
         return Err(refusal::unknown(&format!("text.{name}")));
     }
-    of_format("text", format)
+    of_format(OF_TEXT, format)
 }
 
 /// vLLM's: one of `json`, `json_object`, `regex` and `choice`.
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     fn taken(body: Value) -> Checked<Option<Constraint>> {
-        take(&mut serde_json::from_value(body).expect("an object"))
+        Ok(take(&mut serde_json::from_value(body).expect("an object"))?.map(|(_, form)| form))
     }
 
     #[test]
@@ -148,6 +151,9 @@ mod tests {
             (json!({"guided_json": 3}), "expected a JSON schema"),
             (json!({"guided_regex": "a", "guided_choice": ["a"]}), "two forms"),
             (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
+            (json!({"text": {"format": {"type": "grammar"}}}), "text.format cannot be honoured"),
+            (json!({"text": {"format": {}}}), "text.format is not"),
+            (json!({"text": {"format": {"type": "json_schema", "schema": 3}}}), "text.format is not"),
             (json!({"structured_outputs": {"grammar": "x"}}), "expected json"),
         ] {
             let refused = taken(body.clone()).unwrap_err().to_string();

@@ -102,6 +102,10 @@ fn tool_of(at: usize, tool: Value) -> Checked<(String, Value)> {
 fn chosen(choice: Option<Value>, names: &[String]) -> Checked<Option<ToolChoice>> {
     let Some(choice) = choice else { return Ok(Some(ToolChoice::Auto)) };
     let named = choice.get("function").unwrap_or(&choice).get("name").and_then(Value::as_str);
+    if let Some(kind) = choice.get("type").and_then(Value::as_str).filter(|kind| *kind != "function") {
+        let shown: String = kind.chars().take(40).collect();
+        return Err(refusal::unsupported("tool_choice", &format!("it is of type {shown:?}, expected function")));
+    }
     match (choice.as_str(), named) {
         (Some("none"), _) => Ok(None),
         (Some("auto"), _) => Ok(Some(ToolChoice::Auto)),
@@ -113,12 +117,45 @@ fn chosen(choice: Option<Value>, names: &[String]) -> Checked<Option<ToolChoice>
         }
         _ => Err(wrong(
             "tool_choice",
-            &"expected none, auto, required or {\"type\": \"function\", \"function\": {\"name\": NAME}}",
+            &"expected none, auto, required, or a function by its name (chats: {\"type\": \"function\", \"function\": \
+              {\"name\": NAME}}, responses: {\"type\": \"function\", \"name\": NAME})",
         )),
     }
 }
 
 impl Tools {
+    /// As responses describe them, which write them without a level.
+    pub fn flat(&self) -> Vec<Value> {
+        let flat = |tool: &Value| {
+            let function = &tool["function"];
+            json!({
+                "type": "function",
+                "name": function["name"],
+                "description": function["description"],
+                "parameters": function["parameters"],
+                "strict": function["strict"].as_bool().unwrap_or(false),
+            })
+        };
+        self.described.iter().map(flat).collect()
+    }
+
+    /// `tool_choice`, as responses write it.
+    pub fn flat_choice(&self) -> Value {
+        match &self.choice {
+            ToolChoice::Auto => "auto".into(),
+            ToolChoice::Required => "required".into(),
+            ToolChoice::Named(name) => json!({ "type": "function", "name": name }),
+        }
+    }
+
+    /// Those that were described so; none where there are none.
+    pub fn of_flat((tools, choice): (&[Value], &Value)) -> Option<Self> {
+        let (names, described): (Vec<String>, _) =
+            tools.iter().enumerate().filter_map(|(at, tool)| tool_of(at, tool.clone()).ok()).unzip();
+        let choice = chosen(Some(choice.clone()), &names).ok().flatten().filter(|_| !names.is_empty())?;
+        Some(Self { described, names, choice })
+    }
+
     /// The form that an answer has which has to be a call.
     pub fn form(&self) -> Option<Constraint> {
         let schema = |function: &Value| match &function["parameters"] {
@@ -199,6 +236,11 @@ mod tests {
         let named = json!({"tools": [flat], "tool_choice": {"type": "function", "name": "weather"}});
         let named = taken(named).unwrap().unwrap();
         assert_eq!(named.described, [weather()]);
+        assert_eq!(named.flat()[0]["parameters"], weather()["function"]["parameters"]);
+        assert_eq!(named.flat_choice(), json!({"type": "function", "name": "weather"}));
+        let again = Tools::of_flat((&named.flat(), &named.flat_choice())).unwrap();
+        assert_eq!((again.names, again.choice), (named.names.clone(), named.choice.clone()));
+        assert_eq!(Tools::of_flat((&[], &json!("none"))), None);
         assert_eq!(named.form(), Some(Constraint::JsonSchema(weather()["function"]["parameters"].clone())));
         let required = taken(json!({"tools": [weather()], "tool_choice": "required"})).unwrap().unwrap();
         required.form().expect("a form").check().unwrap();
@@ -209,6 +251,7 @@ mod tests {
             (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "a name that"),
             (json!({"tools": [weather()], "tool_choice": {"function": {"name": "time"}}}), "no tool"),
             (json!({"tool_choice": "required"}), "no tools"),
+            (json!({"tools": [weather()], "tool_choice": {"type": "web_search"}}), "web_search"),
             (json!({"tools": [weather()], "tool_choice": 3}), "expected none"),
         ] {
             let refused = taken(body.clone()).unwrap_err().to_string();

@@ -10,7 +10,7 @@ use asterism_actors::{
     capacity::{CapacityShare, Holder},
     supervisor::ModelFront,
 };
-use asterism_models::{ChatTurn, Ending, Speaker};
+use asterism_models::{ChatTurn, Ending, Speaker, ToolCall, Tooling};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -18,7 +18,10 @@ use crate::api::{
     http::error::Refusal,
     openai::{
         ApiState, Checked,
-        answers::response,
+        answers::{
+            calls::{self, AnswerCall},
+            response,
+        },
         chat::{self, Conversation},
         refusal,
         requests::{
@@ -26,6 +29,7 @@ use crate::api::{
             fields::{Fields, wrong},
             message::Messages,
             thinking,
+            tools::{self, Tools},
         },
         store::record::{ResponseRecord, ResponseSettings},
     },
@@ -57,6 +61,7 @@ pub struct ResponseRequest {
     ending: Ending,
     asked: ParsedRequest,
     settings: ResponseSettings,
+    tools: Option<Tools>,
     variables: BTreeMap<String, Value>,
     /// What the conversation takes that it goes on with.
     _share: Option<CapacityShare>,
@@ -87,6 +92,10 @@ impl ResponseRequest {
             logprobs: included(&mut fields)?,
             ..ResponseSettings::default()
         };
+        let tools = tools::take(&mut fields)?;
+        if let Some(tools) = &tools {
+            (settings.tools, settings.tool_choice) = (tools.flat(), tools.flat_choice());
+        }
         let model = state.model_named(fields.model()?.as_deref())?;
         let (variables, effort) = thinking(&model, &mut fields)?;
         settings.effort = effort;
@@ -109,7 +118,7 @@ impl ResponseRequest {
             let message = "a session has what was said before: give one of previous_response_id and session_id";
             return Err(Refusal::invalid("previous_response_id", message));
         }
-        Ok(Self { turns, ending, asked, settings, variables, _share: share })
+        Ok(Self { turns, ending, asked, settings, tools, variables, _share: share })
     }
 
     /// How it is to be answered.
@@ -127,7 +136,7 @@ impl ResponseRequest {
     pub async fn job(&self, state: &ApiState) -> Checked<ParsedRequest> {
         let system = self.settings.instructions.iter().map(|text| ChatTurn::new(Speaker::System, text.clone()));
         let turns = system.chain(self.turns.iter().cloned()).collect();
-        let (tools, variables) = (None, self.variables.clone());
+        let (tools, variables) = (self.tools.clone(), self.variables.clone());
         let conversation = Conversation { turns, ending: self.ending, tools, variables };
         chat::about(state, conversation, (self.asked.clone(), "input")).await
     }
@@ -236,9 +245,9 @@ async fn before(
     let share = state.intake.room(holder, READ_COPIES * state.responses.bytes(id)).await?;
     let (kept, id_read) = (state.responses.clone(), id.to_owned());
     let record = block(move || kept.read(&id_read)).await.map_err(|error| Refusal::failed("internal", error))?;
-    let turns = record.and_then(|record| record.turns);
+    let (settings, turns) = record.map(|record| (record.settings, record.turns)).unwrap_or_default();
     let mut turns = turns.ok_or_else(|| refused("has no conversation that was stored: send the whole conversation"))?;
-    turns.push(said(&status));
+    turns.push(said(&status, Tools::of_flat((&settings.tools, &settings.tool_choice)).as_ref()));
     Ok((turns, Some(share)))
 }
 
@@ -247,9 +256,14 @@ pub fn is_of(status: &JobStatus, owner: Option<&String>) -> bool {
     status.labels.contains_key(bounds::RESPONSE) && status.labels.get(bounds::KEY) == owner
 }
 
-/// The answer as a message.
-fn said(status: &JobStatus) -> ChatTurn {
-    ChatTurn::new(Speaker::Assistant, status.text.clone())
+/// The answer as a message, with what it called.
+fn said(status: &JobStatus, tools: Option<&Tools>) -> ChatTurn {
+    let (text, calls) = calls::whole(tools, (&status.id, 0), &status.text);
+    let call = |call: AnswerCall| ToolCall { arguments: call.value(), id: call.id, name: call.name };
+    let calls: Vec<ToolCall> = calls.into_iter().map(call).collect();
+    let is_mute = text.is_empty();
+    let tooling = (!calls.is_empty()).then(|| Box::new(Tooling { is_mute, calls, ..Tooling::default() }));
+    ChatTurn { speaker: Speaker::Assistant, text, tooling }
 }
 
 #[cfg(test)]

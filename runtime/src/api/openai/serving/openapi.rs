@@ -5,9 +5,12 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use actix_web::{HttpResponse, Responder, get, http::header::ContentType};
 use serde_json::{Map, Value, json};
 
-use crate::api::openai::{
-    requests::known::HONOURED,
-    shared::{ENDPOINTS, FOR_EVERYBODY},
+use crate::api::{
+    http::document,
+    openai::{
+        requests::known::HONOURED,
+        shared::{ENDPOINTS, FOR_EVERYBODY},
+    },
 };
 
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
@@ -34,21 +37,14 @@ pub fn document() -> Value {
     for &(method, path) in ENDPOINTS {
         paths.entry(path).or_default().insert(method.to_lowercase(), operation(method, path));
     }
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Asterism's API for applications",
-            "description": "OpenAI's API, and Anthropic's Messages API. Fields that are not known are refused by name.",
-            "version": env!("CARGO_PKG_VERSION"),
-            "license": { "name": env!("CARGO_PKG_LICENSE"), "identifier": env!("CARGO_PKG_LICENSE") },
-        },
-        "servers": [{ "url": "/" }],
-        "paths": paths,
-        "components": {
-            "schemas": { "Error": error() },
-            "securitySchemes": { BEARER: { "type": "http", "scheme": "bearer" } },
-        },
-    })
+    let description = "OpenAI's API, and Anthropic's Messages API. Fields that are not known are refused by name.";
+    let mut document = document::head("Asterism's API for applications", description);
+    document["paths"] = json!(paths);
+    document["components"] = json!({
+        "schemas": { "Error": error() },
+        "securitySchemes": { BEARER: { "type": "http", "scheme": "bearer" } },
+    });
+    document
 }
 
 fn operation(method: &str, path: &str) -> Value {

@@ -41,6 +41,10 @@ pub struct ResponseSettings {
     pub store: bool,
     /// `top_logprobs`, where `include` asks for probabilities.
     pub logprobs: Option<u32>,
+    /// `tools`, where the answer may call some.
+    pub tools: Vec<Value>,
+    /// `tool_choice`
+    pub tool_choice: Value,
 }
 
 impl Default for ResponseSettings {
@@ -57,11 +61,19 @@ impl Default for ResponseSettings {
             effort: None,
             store: true,
             logprobs: None,
+            tools: Vec::new(),
+            tool_choice: "none".into(),
         }
     }
 }
 
 impl ResponseSettings {
+    /// Bytes that they take where they are told, about.
+    pub fn bytes(&self) -> usize {
+        let values = self.text.iter().chain(&self.tools).map(|value| value.to_string().len());
+        self.instructions.as_ref().map_or(0, String::len) + values.sum::<usize>()
+    }
+
     /// Puts them into a response.
     pub fn tell(&self, response: &mut Value) {
         let text = match &self.text {
@@ -86,6 +98,9 @@ impl ResponseSettings {
             ("reasoning", json!({ "effort": self.effort, "summary": null })),
             ("store", json!(self.store)),
             ("top_logprobs", json!(self.logprobs.unwrap_or(0))),
+            ("tools", json!(self.tools)),
+            ("tool_choice", self.tool_choice.clone()),
+            ("parallel_tool_calls", (!self.tools.is_empty()).into()),
         ] {
             response[name] = value;
         }

@@ -1,5 +1,5 @@
-//! Records of responses on the disk, so that a conversation goes on behind any of them: as many as there is room for, then the oldest
-//! of the key that has the most are forgotten. Knows no job.
+//! Records of responses on the disk, so that a conversation goes on behind any of them: as long as their jobs are remembered, and as many
+//! as there is room for; then the oldest of the key that has the most are forgotten. Knows no job.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,6 +46,8 @@ struct RecordIndex {
     bytes: u64,
     bytes_of: HashMap<Option<String>, u64>,
     next: u64,
+    /// Where the next look begins for records whose jobs are forgotten.
+    looked_at: u64,
 }
 
 #[derive(Debug)]
@@ -126,10 +128,7 @@ impl KeptResponses {
         index.insert(RecordPlace { id: id.to_owned(), owner, bytes: content.len() as u64 });
         while let Some(surplus) = index.surplus() {
             index.remove(&surplus);
-            match self.path(&surplus).and_then(fs::remove_file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove(self.path(&surplus)?)?;
         }
         Ok(record)
     }
@@ -141,11 +140,35 @@ impl KeptResponses {
         serde_json::from_slice(&content[at + 1..]).ok()
     }
 
+    /// So many records whose jobs are to be looked for: others each time, until it was all.
+    pub fn look_at(&self, most: usize) -> Vec<String> {
+        let mut index = self.index();
+        let from = index.looked_at;
+        let found: Vec<(u64, String)> =
+            index.records.range(from..).take(most).map(|(number, place)| (*number, place.id.clone())).collect();
+        index.looked_at = if found.len() < most { 0 } else { found.last().map_or(0, |(number, _)| number + 1) };
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Forgets a record.
+    pub fn forget(&self, id: &str) -> io::Result<()> {
+        self.index().remove(id);
+        remove(self.path(id)?)
+    }
+
     /// Bytes of a record, before it is read.
     pub fn bytes(&self, id: &str) -> usize {
         let index = self.index();
         let place = index.numbers.get(id).and_then(|number| index.records.get(number));
         place.map_or(0, |place| place.bytes as usize)
+    }
+}
+
+/// Removes a file, unless it is gone.
+fn remove(path: PathBuf) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -190,6 +213,21 @@ mod tests {
         let long = kept.keep((&id(3), None), record(RECORD_BYTES.1 + 1)).unwrap();
         assert_eq!((long.turns, long.settings.store), (None, false));
         assert!(kept.read(&id(3)).is_some_and(|record| record.turns.is_none()));
+    }
+
+    #[test]
+    fn every_record_is_looked_at_in_turn_and_one_that_is_forgotten_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = KeptResponses::open(folder.path());
+        for number in 0..5 {
+            kept.keep((&id(number), None), record(1)).unwrap();
+        }
+        assert_eq!([kept.look_at(2), kept.look_at(2)], [vec![id(0), id(1)], vec![id(2), id(3)]]);
+        kept.forget(&id(1)).unwrap();
+        kept.forget(&id(1)).unwrap();
+        assert_eq!([kept.look_at(2), kept.look_at(2)], [vec![id(4)], vec![id(0), id(2)]]);
+        assert_eq!((kept.read(&id(1)), kept.bytes(&id(1))), (None, 0));
+        assert!(KeptResponses::open(folder.path()).read(&id(2)).is_some());
     }
 
     #[test]
