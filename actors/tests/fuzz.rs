@@ -199,6 +199,7 @@ fn host_messages() {
         HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
         HostMessage::Leaving { grace_ms: 8000 },
+        HostMessage::Gpus { gpus: "[{\"index\":1,\"celsius\":61}]".into() },
     ]);
 }
 

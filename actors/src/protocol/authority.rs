@@ -66,6 +66,7 @@ pub enum Action {
     Exited,
     Seen,
     Leaving,
+    Gpus,
     // To a host or a node.
     Welcome,
     Refuse,
@@ -130,6 +131,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Exited, &[NODE_PARTY]),
     rule(Action::Seen, &[NODE_PARTY]),
     rule(Action::Leaving, HOST_PARTIES),
+    rule(Action::Gpus, &[NODE_PARTY]),
     rule(Action::Welcome, ORDERS),
     rule(Action::Refuse, ORDERS),
     rule(Action::Encode, ORDERS),
@@ -331,6 +333,7 @@ impl AuthorizedMessage for HostMessage {
             Self::Exited { .. } => Action::Exited,
             Self::Seen { .. } => Action::Seen,
             Self::Leaving { .. } => Action::Leaving,
+            Self::Gpus { .. } => Action::Gpus,
         }
     }
 

@@ -219,6 +219,11 @@ pub enum HostMessage {
         /// Milliseconds until it ends in any case.
         grace_ms: u64,
     },
+    /// A node: the GPUs of its machine, where it can read them. The latest stands.
+    Gpus {
+        /// [`GpuReading`](crate::api::GpuReading)s, as JSON.
+        gpus: String,
+    },
 }
 
 /// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.
