@@ -51,6 +51,14 @@ def happened(metric, by, label=None, over="$__rate_interval"):
     return (f"sum by ({by}) ({of})", label or "{{" + by + "}}") if by else (f"sum({of})", label)
 
 
+def gpus(metric, by="", label="", each="{of}"):
+    """What agents tell of GPUs, by node and place; a cluster without any has one that is called none."""
+    of = each.format(of=f"asterism_{metric}{{ASTERISM}}")
+    by = ", ".join(["node", "gpu", *by.split()])
+    return (f'max by ({by}) ({of}) or label_replace(0 * max(asterism_build_info{{ASTERISM}}), "gpu", "none", "", "")',
+            "{{node}} {{gpu}}" + label)
+
+
 def those(metric, by):
     """What happened by a label of many values, without those of which nothing did; none of them is something too."""
     of = happened(metric, by)[0]
@@ -139,6 +147,7 @@ PHASES = [
 
 CLUSTER = [
     ("states", "Hosts", "Ready or not, by host.", "none", [("asterism_host_up{ASTERISM}", "{{host}}")], {"wide": True}),
+    ("lines", "Models", "1 while a job for a model would be planned and answered.", "short", [now("model_answers", "model")], {"max": 1}),
     ("lines", "Heartbeat age", "Seconds since a host was last heard, and after how many it is dead.", "s",
      [("max by (host) (asterism_host_heartbeat_age_seconds{ASTERISM})", "{{host}}"),
       ("max(asterism_host_dead_after_seconds{ASTERISM})", "dead after")], {"log": True}),
@@ -196,6 +205,22 @@ TRANSPORT = [
     ("lines", "GPU memory", "Bytes of the memory of a host's GPU, used by whomever or free. Of a host on a CPU: 0.", "bytes",
      [("sum by (host, state) (asterism_gpu_memory_bytes{ASTERISM}) or sum by (host) (0 * asterism_host_up{ASTERISM})",
        "{{host}} {{state}}")], {}),
+    ("lines", "GPUs: use", "Part of the time in which a GPU of a node's machine computed.", "percentunit", [gpus("gpu_busy_ratio")],
+     {"max": 1}),
+    ("lines", "GPUs: memory", "Bytes of the memory of a GPU of a node's machine, used by whomever or free.", "bytes",
+     [gpus("gpu_device_memory_bytes", "state", " {{state}}")], {}),
+    ("lines", "GPUs: temperature", "Degrees of a GPU of a node's machine.", "celsius", [gpus("gpu_temperature_celsius")], {}),
+    ("lines", "GPUs: clocks", "Clocks of a GPU of a node's machine: of its processors and its memory. One that falls while it computes is "
+     "throttled, by heat or power.", "hertz", [gpus("gpu_clock_hertz", "clock", " {{clock}}")], {}),
+    ("lines", "GPUs: ECC errors", "Errors of a GPU's memory since its driver was loaded, by whether they were corrected.", "short",
+     [gpus("gpu_ecc_errors", "kind", " {{kind}}")], {}),
+    ("lines", "GPUs: Xid", "Faults of a GPU that its driver calls Xid, since the node's agent began, and the number of one within an hour.", "short",
+     [gpus("gpu_xids"), gpus("gpu_last_xid_timestamp_seconds", "xid", " Xid {{xid}}", "time() - {of} < bool 3600")], {}),
+    ("lines", "Clocks of machines", "Seconds that the clock of a host's machine is ahead of the supervisor's.", "s",
+     [("max by (host) (asterism_host_clock_offset_seconds{ASTERISM}) or max by (host) (0 * asterism_host_up{ASTERISM})", "{{host}}")],
+     {"signed": True}),
+    ("lines", "Disk of the journal", "Bytes of the file system of data_dir, and those that are free.", "bytes",
+     [now("disk_size_bytes", None, "size"), now("disk_free_bytes", None, "free")], {}),
     ("lines", "Links opened again", "Links that a host opened in the place of one that it had lost.", "short",
      [happened("transport_reconnects_total", "host")], {"bars": True}),
     ("lines", "Peers refused", "Peers that a process refused, by reason.", "short",
@@ -229,7 +254,7 @@ def defaults(kind, unit, settings):
         found["decimals"] = settings["decimals"]
     if kind == "stat":
         found["color"] = {"mode": "thresholds"}
-    if kind in ("lines", "stat"):
+    if kind in ("lines", "stat") and not settings.get("signed"):
         found["min"] = 0
     if "max" in settings:
         found["max"] = settings["max"]

@@ -24,6 +24,8 @@ mod cgroup;
 mod changing;
 #[path = "survival/chats.rs"]
 mod chats;
+#[path = "survival/gpus.rs"]
+mod gpus;
 #[path = "survival/models.rs"]
 mod models;
 #[path = "survival/sessions.rs"]

@@ -21,7 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use host::{
-    ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, ModelStatus, Role, Scheduling, StoredStatus,
+    ClusterStatus, DataLinks, GpuReading, GpuStatus, HostHealth, HostProgress, HostStatus, MOST_GPUS, ModelStatus,
+    Role, Scheduling, StoredStatus,
 };
 pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};

@@ -201,6 +201,7 @@ fn host_messages() {
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
         HostMessage::Leaving { grace_ms: 8000 },
         HostMessage::Masked { job: 3, masks },
+        HostMessage::Gpus { gpus: "[{\"index\":1,\"celsius\":61}]".into() },
     ]);
 }
 

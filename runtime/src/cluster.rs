@@ -417,6 +417,12 @@ mod tests {
         let b = cluster.of_model(&cluster.further_models[0]);
         assert_eq!(b.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>(), ["d", "r"]);
         assert_eq!((&b.model.name, cluster.with_model_of(&b.hosts[0]).hosts.len()), (&Some("b".to_owned()), 4));
+        let heads = "[models.heads.x]\npath = \"x\"\n[models.heads.y]\npath = \"y\"\nmodel = \"b\"\n";
+        let cluster = resolve(&format!("{text}{heads}")).unwrap();
+        let heads_of = |model: &Model| model.heads.keys().cloned().collect::<String>();
+        assert_eq!(cluster.models().map(heads_of).collect::<Vec<_>>(), ["x", "y"], "each model has those of its own");
+        let said = resolve(&format!("{text}{}", heads.replace("\"b\"", "\"e\""))).unwrap_err().to_string();
+        assert!(said.contains("models.heads.NAME.model = \"e\""), "{said}");
         let refused = |from: &str, to: &str| resolve(&text.replace(from, to)).unwrap_err().to_string();
         let together = "role = \"query\"\nmodel = \"b\"\nprocess = \"c\"\n";
         for (from, to, words) in [

@@ -1,6 +1,9 @@
 //! A cluster of two models: the second comes beside the first while it answers, requests name one, and the first goes.
 
-use std::fs;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
@@ -90,6 +93,156 @@ fn session(cluster: &Cluster, name: &str) -> Value {
     let output = cluster.run(&["session", "ask", name, "How is the road?", "--max-tokens", "8", "-o", "json"]);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["tokens"].clone()
+}
+
+/// The embedded model, and beside it the second, which has a chat template here: a context and a query host each.
+fn both() -> Cluster {
+    let spec = ClusterSpec { method: SURVIVING, ..embedded(1) };
+    let cluster = Cluster::written(BINARY, &spec, |text| {
+        let text = text.replace("[api]\n", "[api]\nlisten = \"127.0.0.1:0\"\n") + &second();
+        let path = golden().join("models/tiny-qwen2");
+        let text = text.replace(path.to_str().expect("UTF-8"), "tiny-chat");
+        text.replacen("[[model]]", "[[model]]\n\n[[model]]", 1)
+    });
+    let (from, to) = (golden().join("models/tiny-qwen2"), cluster.folder().join("tiny-chat"));
+    fs::create_dir(&to).expect("a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(from.join(file), to.join(file)).expect("a copy");
+    }
+    let template = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
+    fs::write(to.join("tokenizer_config.json"), json!({"chat_template": template}).to_string()).expect("a file");
+    let up = cluster.run(&["up", "--detach"]);
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    cluster
+}
+
+/// A request to OpenAI's API, with what its answer is.
+fn sent(cluster: &Cluster, path: &str, body: &Value) -> (u16, Value) {
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let answer = agent.post(api(cluster, path)).send_json(body).expect("an answer");
+    (answer.status().as_u16(), answer.into_body().read_json().expect("JSON"))
+}
+
+fn text_of(cluster: &Cluster, path: &str) -> (u16, String) {
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let answer = agent.get(path.replace("SERVER", &cluster.server())).call().expect("an answer");
+    (answer.status().as_u16(), answer.into_body().read_to_string().expect("text"))
+}
+
+/// The lines of a file of OpenAI's API, by their custom ids.
+fn lines_of(cluster: &Cluster, file: &Value) -> BTreeMap<String, Value> {
+    let file = file.as_str().expect("a file");
+    let (status, text) = text_of(cluster, &api(cluster, &format!("files/{file}/content")));
+    assert_eq!(status, 200, "{text}");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.map(|line| (line["custom_id"].as_str().expect("an id").to_owned(), line)).collect()
+}
+
+fn chat(model: &str) -> Value {
+    let question = "The grass is green. The sky is blue. What is the sky?";
+    json!({"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0})
+}
+
+#[test]
+fn chats_batches_evaluations_and_self_tests_are_of_the_model_that_is_named() {
+    const EMBEDDED: &str = "asterism-7m";
+    let cluster = both();
+    assert_eq!(listed(&cluster), [EMBEDDED, SECOND]);
+    let answered = |model: &str| {
+        let (status, body) = sent(&cluster, "chat/completions", &chat(model));
+        assert_eq!((status, body["model"].as_str()), (200, Some(model)), "{body:#}");
+        body["choices"][0]["message"]["content"].clone()
+    };
+    let answers = [EMBEDDED, SECOND].map(answered);
+    assert_ne!(answers[0], answers[1]);
+    let mut streamed = chat(SECOND);
+    streamed["stream"] = true.into();
+    let pieces = ureq::post(api(&cluster, "chat/completions")).send_json(&streamed).expect("an answer");
+    let pieces = pieces.into_body().read_to_string().expect("text");
+    let pieces = pieces.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let names: BTreeSet<String> = pieces.map(|piece| piece["model"].as_str().unwrap_or_default().to_owned()).collect();
+    assert_eq!(names, BTreeSet::from([SECOND.to_owned()]));
+    let (status, refused) = sent(&cluster, "chat/completions", &chat("nxt"));
+    assert_eq!((status, refused["error"]["code"].as_str()), (404, Some("model_not_found")));
+
+    // A line of a batch names a model as a request does; one that names none of them fails alone.
+    let line = |id: &str, model: &str| {
+        json!({"custom_id": id, "method": "POST", "url": "/v1/chat/completions", "body": chat(model)}).to_string()
+    };
+    let input = [line("first", EMBEDDED), line("second", SECOND), line("none", "nxt")].join("\n");
+    let upload = format!(
+        "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; \
+         name=\"file\"; filename=\"lines.jsonl\"\r\n\r\n{input}\r\n--b--\r\n"
+    );
+    let file = ureq::post(api(&cluster, "files")).content_type("multipart/form-data; boundary=b").send(upload);
+    let file: Value = file.expect("it is taken").into_body().read_json().expect("JSON");
+    let batch = json!({"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"});
+    let (status, batch) = sent(&cluster, "batches", &batch);
+    assert_eq!(status, 200, "{batch:#}");
+    let path = api(&cluster, &format!("batches/{}", batch["id"].as_str().expect("an id")));
+    let mut batch = Value::Null;
+    eventually("the batch to end", || {
+        batch = serde_json::from_str(&text_of(&cluster, &path).1).expect("JSON");
+        batch["status"] == "completed"
+    });
+    let (output, errors) = (lines_of(&cluster, &batch["output_file_id"]), lines_of(&cluster, &batch["error_file_id"]));
+    for (id, model, answer) in [("first", EMBEDDED, &answers[0]), ("second", SECOND, &answers[1])] {
+        let body = &output[id]["response"]["body"];
+        assert_eq!((&body["model"], &body["choices"][0]["message"]["content"]), (&json!(model), answer), "{id}");
+    }
+    let wrong = &errors["none"]["response"];
+    assert_eq!((&wrong["status_code"], &wrong["body"]["error"]["code"]), (&json!(404), &json!("model_not_found")));
+
+    // Each model is tried on its own hosts, and evaluated by its name.
+    let tested = cluster.run(&["self-test", "-o", "json"]);
+    assert_eq!(tested.status.code(), Some(0), "{}", String::from_utf8_lossy(&tested.stderr));
+    let report: Value = serde_json::from_slice(&tested.stdout).expect("JSON");
+    let names: Vec<&str> =
+        report["checks"].as_array().expect("checks").iter().filter_map(|one| one["name"].as_str()).collect();
+    for name in ["asterism-7m: dense on context-0", "next: dense on next-context", "next: all of it on next-query"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let record =
+        json!({"input_context": "The grass is green. ".repeat(20), "input_query": "What is green?", "answer": "grass"});
+    fs::write(cluster.folder().join("questions.jsonl"), record.to_string()).expect("a file");
+    let evaluated = |name: &str| {
+        let asked =
+            ["eval", "questions.jsonl", "--methods", "dense", "--max-tokens", "4", "--model-name", name, "-o", "jsonl"];
+        let output = cluster.run(&asked);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let of = printed.lines().next().and_then(|line| serde_json::from_str::<Value>(line).ok());
+        (
+            output.status.code(),
+            of.unwrap_or_default()["model"].clone(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    for model in [EMBEDDED, SECOND] {
+        let (code, of, said) = evaluated(model);
+        assert_eq!((code, of.as_str()), (Some(0), Some(model)), "{said}");
+    }
+
+    // One that lacks hosts is named, and the other goes on.
+    let ready = |query: &str| text_of(&cluster, &format!("SERVER/readyz{query}"));
+    assert_eq!(ready("?model=next"), (200, "ready\n".to_owned()));
+    for host in ["next-query", "next-context"] {
+        assert_eq!(cluster.run(&["host", "cordon", host]).status.code(), Some(0));
+    }
+    assert_eq!(ready(""), (200, "[-] model next does not answer\nready\n".to_owned()));
+    assert_eq!(ready("?model=next"), (503, "[-] model next does not answer\nnot ready\n".to_owned()));
+    assert_eq!(ready("?model=asterism-7m").0, 200);
+    assert_eq!(ready("?model=nxt").0, 404);
+    let metrics = cluster.metrics();
+    for (model, answers) in [(EMBEDDED, 1), (SECOND, 0)] {
+        assert!(metrics.contains(&format!("asterism_model_answers{{model=\"{model}\"}} {answers}\n")), "{model}");
+    }
+    assert_eq!(answered(EMBEDDED), answers[0]);
+    let tested = cluster.run(&["self-test"]);
+    let said = String::from_utf8_lossy(&tested.stderr).into_owned();
+    assert!(
+        tested.status.code() == Some(3) && said.contains("next: no context host or no query host is ready"),
+        "{said}"
+    );
 }
 
 #[test]

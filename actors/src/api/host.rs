@@ -1,9 +1,12 @@
 //! Hosts and the cluster as clients see them: plain values.
 
+mod gpu;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{SelfTestReport, SelfTestState};
+pub use gpu::{GpuReading, GpuStatus, MOST_GPUS};
 
 /// A host's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -172,7 +175,7 @@ pub struct ClusterStatus {
     pub version: String,
     /// Whether every host is ready.
     pub ready: bool,
-    /// Whether a job would be planned and answered now, with as many hosts as `[supervisor] ready_when` asks for.
+    /// Whether a job of some model would be planned and answered now, with as many hosts as `[supervisor] ready_when` asks for.
     #[serde(default)]
     pub answers: bool,
     /// Hosts of the cluster file that were removed since.
@@ -180,6 +183,9 @@ pub struct ClusterStatus {
     pub removed: Vec<String>,
     /// Hosts in the order of the cluster file.
     pub hosts: Vec<HostStatus>,
+    /// GPUs of the nodes' machines, where their agents can read them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuStatus>,
     /// Jobs waiting.
     pub jobs_pending: usize,
     /// Jobs running.

@@ -67,6 +67,7 @@ pub enum Action {
     Seen,
     Leaving,
     Masked,
+    Gpus,
     // To a host or a node.
     Welcome,
     Refuse,
@@ -132,6 +133,7 @@ pub const TABLE: &[Rule] = &[
     rule(Action::Seen, &[NODE_PARTY]),
     rule(Action::Leaving, HOST_PARTIES),
     rule(Action::Masked, WORKERS),
+    rule(Action::Gpus, &[NODE_PARTY]),
     rule(Action::Welcome, ORDERS),
     rule(Action::Refuse, ORDERS),
     rule(Action::Encode, ORDERS),
@@ -334,6 +336,7 @@ impl AuthorizedMessage for HostMessage {
             Self::Seen { .. } => Action::Seen,
             Self::Leaving { .. } => Action::Leaving,
             Self::Masked { .. } => Action::Masked,
+            Self::Gpus { .. } => Action::Gpus,
         }
     }
 

@@ -226,6 +226,11 @@ pub enum HostMessage {
         /// How long it took to say which tokens may come next, and to take the one that came in.
         masks: Box<DurationHistogram>,
     },
+    /// A node: the GPUs of its machine, where it can read them. The latest stands.
+    Gpus {
+        /// [`GpuReading`](crate::api::GpuReading)s, as JSON.
+        gpus: String,
+    },
 }
 
 /// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.

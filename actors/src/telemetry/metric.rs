@@ -2,11 +2,16 @@
 
 mod names;
 
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
 use asterism_transport::Observer;
 use metrics::{counter, gauge, histogram};
 
 use crate::{
-    api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
+    api::{ClusterStatus, FinishReason, GpuReading, GpuStatus, HostHealth, HostStatus, SessionState, Timings},
     cores::GpuMemory,
     error::codes,
     readings::{Carried, DurationHistogram, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Traffic},
@@ -333,6 +338,65 @@ pub fn record_cluster(status: &ClusterStatus) {
         if matches!(host.health, HostHealth::Starting | HostHealth::Dead) {
             forget(&host.name);
         }
+    }
+    let mut passing = models(status);
+    let offset = |host: &HostStatus| -> Option<PassingGauge> {
+        Some((HOST_CLOCK_OFFSET, vec![owned(("host", &host.name))], host.clock_offset_s?))
+    };
+    passing.extend(status.hosts.iter().filter_map(offset));
+    status.gpus.iter().for_each(|GpuStatus { node, gpu }| passing.extend(of_gpu(node, gpu)));
+    record_passing(passing);
+}
+
+/// A series by its name and labels.
+type Series = (&'static str, Vec<(&'static str, String)>);
+/// A gauge that is there as long as what it is about: its name, its labels, and what it says.
+type PassingGauge = (&'static str, Vec<(&'static str, String)>, f64);
+
+/// Whether each model answers.
+fn models(status: &ClusterStatus) -> Vec<PassingGauge> {
+    let gauge = |name: &str, answers: bool| -> PassingGauge {
+        (MODEL_ANSWERS, vec![owned(("model", name))], f64::from(u8::from(answers)))
+    };
+    match &status.models[..] {
+        [] => vec![gauge(&status.model, status.answers)],
+        models => models.iter().map(|model| gauge(&model.name, model.answers)).collect(),
+    }
+}
+
+/// What is known of a GPU of a node's machine.
+fn of_gpu(node: &str, gpu: &GpuReading) -> Vec<PassingGauge> {
+    let labels = || vec![owned(("node", node)), ("gpu", gpu.index.to_string())];
+    let with = |label: &'static str, value: &str| [labels(), vec![(label, value.to_owned())]].concat();
+    let mhz = |clock: Option<u32>| clock.map(|mhz| f64::from(mhz) * 1e6);
+    let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+    let xid = gpu.last_xid.map(|number| with("xid", &number.to_string()));
+    let told = [
+        (GPU_BUSY, labels(), gpu.busy_percent.map(|percent| f64::from(percent) / 100.0)),
+        (GPU_DEVICE_MEMORY_BYTES, with("state", "used"), bytes(gpu.used_bytes)),
+        (GPU_DEVICE_MEMORY_BYTES, with("state", "free"), bytes(gpu.free_bytes)),
+        (GPU_TEMPERATURE, labels(), gpu.celsius.map(f64::from)),
+        (GPU_CLOCK, with("clock", "sm"), mhz(gpu.sm_mhz)),
+        (GPU_CLOCK, with("clock", "memory"), mhz(gpu.memory_mhz)),
+        (GPU_ECC_ERRORS, with("kind", "corrected"), bytes(gpu.corrected_errors)),
+        (GPU_ECC_ERRORS, with("kind", "uncorrected"), bytes(gpu.uncorrected_errors)),
+        (GPU_XIDS, labels(), Some(gpu.xids as f64)),
+        (GPU_LAST_XID, xid.clone().unwrap_or_default(), xid.and(bytes(gpu.last_xid_at))),
+    ];
+    told.into_iter().filter_map(|(name, labels, value)| Some((name, labels, value?))).collect()
+}
+
+/// Sets these, and has those that were set before and are not among them be served no more.
+fn record_passing(gauges: Vec<PassingGauge>) {
+    static SET: Mutex<BTreeSet<Series>> = Mutex::new(BTreeSet::new());
+    let mut set = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::mem::take(&mut *set);
+    for (name, labels, value) in gauges {
+        gauge!(name, &labels).set(value);
+        set.insert((name, labels));
+    }
+    for (name, labels) in before.difference(&set) {
+        gauge!(*name, labels).set(f64::NAN);
     }
 }
 

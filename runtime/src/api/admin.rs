@@ -166,7 +166,8 @@ mod tests {
         let JournalTurn::Ours(journal) = wiring::journal(&cluster).unwrap() else { panic!("nobody shares it") };
         let models = wiring::supervisors_models(&cluster, &[]).unwrap();
         let (supervisor, listen, door) = wiring::start_supervisor(&cluster, (models, journal)).await.unwrap();
-        let self_test = SelfTest::new(&cluster, &supervisor);
+        let file = RunningFile::begin((&text, folder), &cluster, wiring::CONFIGURED).unwrap();
+        let self_test = SelfTest::new(&file, &supervisor);
         let links = LinkBench::new(&supervisor);
         let state = AdminState {
             intake: Intake::new(&supervisor),
@@ -179,7 +180,7 @@ mod tests {
             listen,
             token: Some("moon".into()),
             joins: None,
-            file: RunningFile::begin((&text, folder), &cluster, wiring::CONFIGURED).unwrap(),
+            file,
             store: None,
             stop_wanted: Arc::default(),
         };

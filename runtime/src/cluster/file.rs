@@ -110,6 +110,9 @@ pub struct ModelsSection {
 pub struct HeadsSection {
     /// A safetensors file, relative to the cluster file.
     pub path: PathBuf,
+    /// The `name` of the model that they were trained for; absent: the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
 }
 
 /// `[transport]`

@@ -58,6 +58,7 @@ pub(super) fn resolve_all(file: &ClusterFile, directory: &Path) -> Result<Vec<Mo
             }
         }
     }
+    check_heads(file)?;
     let models = models.iter().enumerate();
     models.map(|(at, section)| resolve(file, section, (directory, at == 0))).collect()
 }
@@ -94,8 +95,7 @@ fn resolve(
         dtype: section.dtype,
         linear: linear(file, section)?,
         max_context_tokens: section.max_context_tokens,
-        // Heads are trained for one model.
-        heads: if is_first { heads(file, directory)? } else { HeadsFiles::default() },
+        heads: heads(file, directory, |of| of == section.name.as_deref() || is_first && of.is_none()),
         query_separator: section.query_separator.clone(),
         template_date: section.template_date,
     })
@@ -121,9 +121,28 @@ fn linear(file: &ClusterFile, section: &ModelSection) -> Result<Option<LinearTyp
     Err(ClusterError::Value { key: "model.linear", got: "\"fp8\"".into(), expected })
 }
 
-fn heads(file: &ClusterFile, directory: &Path) -> Result<HeadsFiles, ClusterError> {
+/// The heads that were trained for a model: those whose `model` `is_own`.
+fn heads(file: &ClusterFile, directory: &Path, is_own: impl Fn(Option<&str>) -> bool) -> HeadsFiles {
+    let own = file.models.heads.iter().filter(|(_, heads)| is_own(heads.model.as_deref()));
+    own.map(|(name, heads)| (name.clone(), directory.join(&heads.path))).collect()
+}
+
+fn check_heads(file: &ClusterFile) -> Result<(), ClusterError> {
     let named = &file.models.heads;
     named.keys().try_for_each(|name| check_name("models.heads", name))?;
+    let models: Vec<&str> = file.model.iter().filter_map(|model| model.name.as_deref()).collect();
+    for heads in named.values() {
+        if let Some(model) = heads.model.as_deref().filter(|model| !models.contains(model)) {
+            return Err(ClusterError::Value {
+                key: "models.heads.NAME.model",
+                got: format!("{model:?}"),
+                expected: format!(
+                    "the name of a [[model]], or absent for the first; the file has: {}",
+                    models.join(", ")
+                ),
+            });
+        }
+    }
     if let Some(wanted) = file.attention.retaining_heads().filter(|wanted| !named.contains_key(*wanted)) {
         let known: Vec<&str> = named.keys().map(String::as_str).collect();
         return Err(ClusterError::Value {
@@ -132,5 +151,5 @@ fn heads(file: &ClusterFile, directory: &Path) -> Result<HeadsFiles, ClusterErro
             expected: format!("a NAME of [models.heads.NAME]; the file has: {}", known.join(", ")),
         });
     }
-    Ok(named.iter().map(|(name, heads)| (name.clone(), directory.join(&heads.path))).collect())
+    Ok(())
 }

@@ -110,7 +110,7 @@ mod tests {
     use std::time::Duration;
 
     use asterism_actors::{
-        api::{ClusterStatus, Timings},
+        api::{ClusterStatus, GpuStatus, Timings},
         cores::GpuMemory,
         metric::Observation,
         readings::{AnswerReading, Carried, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
@@ -261,6 +261,8 @@ mod tests {
     #[test]
     fn what_a_host_told_goes_with_it() {
         install();
+        let gpu = serde_json::json!({"node": "west", "index": 1, "celsius": 61});
+        let gpu: GpuStatus = serde_json::from_value(gpu).unwrap();
         let host = |health: &str| {
             let status = serde_json::json!({
                 "name": "gone-0", "role": "context", "device": "cpu", "health": health, "pid": 7, "address": null,
@@ -279,6 +281,7 @@ mod tests {
                 answers: false,
                 removed: Vec::new(),
                 hosts: vec![serde_json::from_value(status).unwrap()],
+                gpus: if health == "ready" { vec![gpu.clone()] } else { Vec::new() },
                 jobs_pending: 0,
                 jobs_running: 0,
             }
@@ -307,6 +310,12 @@ mod tests {
                     "{gauge} {health}\n{text}"
                 );
             }
+            assert_eq!(
+                text.contains("asterism_gpu_temperature_celsius{gpu=\"1\",node=\"west\"} 61\n"),
+                there,
+                "{text}"
+            );
+            assert!(text.contains("asterism_model_answers{model=\"m\"} 0\n"), "{text}");
             assert!(text.contains(&format!("asterism_host_up{{host=\"gone-0\",role=\"context\"}} {up}\n")), "{text}");
             assert!(!text.contains("NaN"), "{text}");
         }

@@ -87,7 +87,7 @@ impl SupervisorService {
         let joins = joining::open(cluster, rules(&supervisor, &file))?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
-        let self_test = SelfTest::new(cluster, &supervisor);
+        let self_test = SelfTest::new(&file, &supervisor);
         self_test.keep_untested_closed();
         let (intake, clients) = (Intake::new(&supervisor), ClientThreads::start()?);
         let store = cluster

@@ -59,7 +59,10 @@ pub trait WireMessage: Sized {
 }
 
 wire_message!(
-    HostMessage = "host",
+    HostMessage = "host" since |message: &Self| match message {
+        Self::Gpus { .. } => 4,
+        _ => OLDEST_PROTOCOL,
+    },
     HostCommand = "supervisor" since |command: &Self| match command {
         Self::Configure { .. } => 3,
         _ => OLDEST_PROTOCOL,

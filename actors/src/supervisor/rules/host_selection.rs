@@ -47,9 +47,9 @@ pub enum Choice {
     Host(usize),
     /// Hosts that compute what its tokens were computed with have all they take, or there are none.
     NoEqual { up: bool },
-    /// The one that it names takes none, or those of its model do, which others need not wait for.
+    /// The one that it names takes none, which others need not wait for.
     NotNow,
-    /// Nobody generates, or all have all they take.
+    /// Nobody generates with its model, or all that do have all they take.
     Nobody,
 }
 
@@ -303,10 +303,7 @@ impl<'a> HostSelection<'a> {
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
-            // Those of another model need not wait for it.
-            None if named.is_some() || prepared.is_some_and(|one| !self.config.is_only_model(one.model())) => {
-                Choice::NotNow
-            }
+            None if named.is_some() => Choice::NotNow,
             None => Choice::Nobody,
         }
     }

@@ -1,13 +1,12 @@
 //! Which query host generates which job, and when. What it is then told is `rules/orders.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::{
     api::{JobEvent, JobPhase, Role},
     cluster_event::ClusterEventKind,
     metric::Observation,
     supervisor::{
         command::SupervisorCommand,
+        config::ServedModel,
         rules::{host_selection::Choice, recovery::HostLoss},
         tables::{hosts::HostRecord, job::Job, jobs::Passed},
     },
@@ -22,7 +21,7 @@ impl GenerateScheduler<'_> {
     /// Has jobs generate whose contexts are ready, keys in turn, while query hosts take them.
     pub fn generate(&mut self) {
         self.note_query_hosts();
-        let mut passed = Passed::new();
+        let mut passed = Passed::default();
         while let Some(place) = self
             .loss
             .jobs
@@ -30,21 +29,27 @@ impl GenerateScheduler<'_> {
             .filter(|_| !self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience))
         {
             let number = place.1;
-            let key = self.loss.jobs.get(number).and_then(|job| job.key.clone());
-            match if self.loss.jobs.is_held(number) { Choice::NotNow } else { self.loss.selection().query_host(number) }
-            {
+            let job = self.loss.jobs.get(number).expect("an index names those there are");
+            if self.loss.jobs.is_held(number) {
+                passed.pass(job, place);
+                continue;
+            }
+            match self.loss.selection().query_host(number) {
                 Choice::Host(host) => self.begin_generation(number, host),
                 Choice::NoEqual { up } => {
-                    passed.insert(key, place);
+                    passed.pass(job, place);
                     if !up {
                         self.give_up_unequal(number);
                     }
                 }
                 Choice::NotNow => {
-                    passed.insert(key, place);
-                    self.give_up_without_model(number);
+                    passed.pass(job, place);
+                    self.give_up_unassigned(number);
                 }
-                Choice::Nobody => return self.give_up_unassigned(),
+                Choice::Nobody => {
+                    passed.fill(&job.facts.model);
+                    self.give_up_unassigned(number);
+                }
             }
         }
     }
@@ -73,43 +78,31 @@ impl GenerateScheduler<'_> {
 
     /// Notes since when models have no query host at all, of those that have none.
     fn note_query_hosts(&mut self) {
-        let capable =
-            |host: &HostRecord| host.rank(Role::Query, self.loss.config.recovery).is_some() && host.takes_work();
-        let mut without = BTreeMap::new();
-        for model in self.loss.hosts.iter().map(|host| host.spec.model()).collect::<BTreeSet<_>>() {
-            if !self.loss.hosts.iter().any(|host| host.spec.model() == model && capable(host)) {
-                let since = self.loss.hosts.no_query_host_since.get(model).copied();
-                without.insert(model.to_owned(), since.unwrap_or(self.loss.now));
+        let HostLoss { now, config, hosts, .. } = &mut self.loss;
+        let capable = |host: &HostRecord| host.takes_work() && host.rank(Role::Query, config.recovery).is_some();
+        for ServedModel { label, .. } in &config.models {
+            if hosts.iter().any(|host| capable(host) && host.spec.model() == label) {
+                hosts.no_query_host_since.remove(label);
+            } else if !hosts.no_query_host_since.contains_key(label) {
+                hosts.no_query_host_since.insert(label.clone(), *now);
             }
         }
-        self.loss.hosts.no_query_host_since = without;
     }
 
-    /// Fails a job whose model has had no query host for too long.
-    fn give_up_without_model(&mut self, number: u64) {
+    /// Fails jobs of a job's model that have waited too long for there to be a query host of it.
+    fn give_up_unassigned(&mut self, number: u64) {
         let patience = self.loss.config.patience;
         let Some(job) = self.loss.jobs.get(number) else { return };
-        let Some(model) = self.loss.contexts.get(job.context).map(|context| context.prepared.model()) else { return };
-        let is_only = self.loss.config.is_only_model(model);
-        let Some(gone) = self.loss.hosts.no_query_host_since.get(model).filter(|_| !is_only) else { return };
-        let since = job.ready_since.map_or(*gone, |ready| ready.max(*gone));
-        if self.loss.now.saturating_sub(since) > patience {
-            let (model, waited) = (&job.facts.model, patience.as_secs_f64());
-            let message = format!("no query host of model {model} is alive, and none came within {waited:.0} s");
-            self.loss.teardown().fail(number, "host_lost", message);
-        }
-    }
-
-    /// Fails jobs that have waited too long for there to be a query host.
-    fn give_up_unassigned(&mut self) {
-        let patience = self.loss.config.patience;
-        let model = &self.loss.config.first_model().label;
-        let Some(gone) = self.loss.hosts.no_query_host_since.get(model).copied() else { return };
-        while let Some((ready, number)) = self.loss.jobs.longest_unassigned() {
+        let Some(context) = self.loss.contexts.get(job.context) else { return };
+        let (label, model) = (context.prepared.model(), job.facts.model.clone());
+        let Some(gone) = self.loss.hosts.no_query_host_since.get(label).copied() else { return };
+        let of_model = if self.loss.config.is_only_model(label) { String::new() } else { format!(" of model {model}") };
+        while let Some((ready, number)) = self.loss.jobs.longest_unassigned(&model) {
             if self.loss.now.saturating_sub(gone.max(ready)) <= patience {
                 return;
             }
-            let message = format!("no query host is alive, and none came within {:.0} s", patience.as_secs_f64());
+            let waited = patience.as_secs_f64();
+            let message = format!("no query host{of_model} is alive, and none came within {waited:.0} s");
             self.loss.teardown().fail(number, "host_lost", message);
         }
     }

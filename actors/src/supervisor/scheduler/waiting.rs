@@ -93,7 +93,8 @@ impl Waits<'_> {
         if let Some(cause) = self.selection().lacks_equal(number) {
             return Some(Waiting::Placement { cause });
         }
-        let running = (0..self.config.hosts.len()).map(|host| self.jobs.count_on(host)).sum();
+        let of_model = (0..self.config.hosts.len()).filter(|host| self.hosts.at(*host).spec.model() == model);
+        let running = of_model.map(|host| self.jobs.count_on(host)).sum();
         Some(Waiting::Turn { before: self.jobs.unassigned_before(number), running })
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::SupervisorState;
 use crate::{
+    api::GpuReading,
     error::codes,
     messages::HostMessage,
     metric::{self, Observation},
@@ -108,6 +109,7 @@ impl SupervisorState {
             HostMessage::Hello(_)
             | HostMessage::Measured { .. }
             | HostMessage::Exited { .. }
+            | HostMessage::Gpus { .. }
             | HostMessage::Seen { .. } => return WorkChange::Nothing,
         }
         WorkChange::Touched
@@ -128,6 +130,10 @@ impl SupervisorState {
             }
             HostMessage::Seen { host, start, condition } => {
                 self.loss(now, out).on_seen(from, (&host, start), condition);
+                WorkChange::Nothing
+            }
+            HostMessage::Gpus { gpus } => {
+                self.hosts.note_gpus(now, from, GpuReading::of_json(&gpus));
                 WorkChange::Nothing
             }
             _ => WorkChange::Everything,

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::SupervisorState;
 use crate::{
-    api::{ClusterStatus, HostHealth, HostStatus, JobState, JobStatus, ModelStatus, Role, SessionState, Waiting},
+    api::{
+        ClusterStatus, GpuStatus, HostHealth, HostStatus, JobState, JobStatus, ModelStatus, Role, SessionState, Waiting,
+    },
     error::JobError,
     messages::LinkPeer,
     supervisor::{
@@ -134,12 +136,13 @@ impl SupervisorState {
             method: self.config.method.name().to_string(),
             version: version.to_string(),
             ready: self.hosts.wanted().all(|host| host.health == HostHealth::Ready),
-            answers: self.answers(&self.config.first_model().label),
+            answers: self.any_answers(),
             removed: self.hosts.iter().filter(|host| host.is_removed()).map(|host| host.spec.name.clone()).collect(),
             hosts: (0..self.config.hosts.len())
                 .filter(|host| !self.hosts.at(*host).is_removed())
                 .map(|host| self.host_status(now, host))
                 .collect(),
+            gpus: self.hosts.gpus(now).map(|(node, gpu)| GpuStatus { node: node.into(), gpu: gpu.clone() }).collect(),
             jobs_pending: self.jobs.count(JobState::Pending),
             jobs_running: self.jobs.count(JobState::Running),
         }
@@ -160,6 +163,15 @@ impl SupervisorState {
             answers: self.answers(label),
         };
         self.config.models.iter().map(status).collect()
+    }
+
+    /// Whether a job for some model would be; for each, where every host has to be ready.
+    fn any_answers(&self) -> bool {
+        let mut each = self.config.models.iter().map(|model| self.answers(&model.label));
+        match self.config.ready_when {
+            ReadyWhen::All => each.all(|answers| answers),
+            _ => each.any(|answers| answers),
+        }
     }
 
     /// Whether a job for a model would be planned and answered now.

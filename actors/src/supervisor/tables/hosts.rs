@@ -20,11 +20,13 @@ use pace::Pace;
 use sent_tokens::SentTokens;
 
 use crate::{
-    api::{HostHealth, HostStatus, Role, Scheduling},
+    api::{GpuReading, HostHealth, HostStatus, Role, Scheduling},
     messages::{Condition, Hello},
     supervisor::config::{HostSpec, Recovery},
 };
 
+/// What an agent told of its machine's GPUs is not so any more after so long.
+const GPUS_STAND_FOR: Duration = Duration::from_secs(30);
 /// More lives than a host can have.
 const MOST_INCARNATIONS: u64 = 1 << 48;
 
@@ -264,6 +266,8 @@ pub struct Hosts {
     started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
     nodes: BTreeMap<String, (u64, Duration)>,
+    /// The GPUs of nodes' machines, and when their agents told of them last.
+    gpus: BTreeMap<String, (Duration, Vec<GpuReading>)>,
     /// What is known of who judges them.
     judge: LivenessJudge,
     /// When this supervisor began, for hosts that do not come back to it; later by what it could not hear.
@@ -290,6 +294,7 @@ impl Hosts {
             by_connection,
             started_as,
             nodes,
+            gpus: BTreeMap::new(),
             judge: LivenessJudge::default(),
             began: now,
             dealt_at: now,
@@ -483,6 +488,22 @@ impl Hosts {
     /// Whether a connection is a node agent's.
     pub fn is_node(&self, connection: u64) -> bool {
         self.nodes.values().any(|&(node, _)| node == connection)
+    }
+
+    /// The agent on a connection tells of its machine's GPUs.
+    pub fn note_gpus(&mut self, now: Duration, connection: u64, gpus: Vec<GpuReading>) {
+        if let Some(node) = self.node_name(connection).map(str::to_owned) {
+            self.gpus.insert(node, (now, gpus));
+        }
+    }
+
+    /// GPUs of machines whose agents are connected and told of them lately, by node.
+    pub fn gpus(&self, now: Duration) -> impl Iterator<Item = (&str, &GpuReading)> {
+        let is_known = move |node: &str, told: Duration| {
+            self.nodes.contains_key(node) && now.saturating_sub(told) < GPUS_STAND_FOR
+        };
+        let known = self.gpus.iter().filter(move |(node, (told, _))| is_known(node, *told));
+        known.flat_map(|(node, (_, gpus))| gpus.iter().map(|gpu| (node.as_str(), gpu)))
     }
 
     /// The node whose agent is on a connection.

@@ -15,8 +15,17 @@ use crate::{
 /// A job without a host that could be generated: since when, and its number.
 pub type UnassignedJob = (Duration, u64);
 
-/// Places in the lines of keys: jobs up to there were looked at.
-pub type Passed = BTreeMap<TenantKey, UnassignedJob>;
+/// Jobs of a model that a key asked wait in one line.
+type QueueKey = (String, TenantKey);
+
+/// What a round of looking for query hosts need not look at again.
+#[derive(Debug, Default)]
+pub struct Passed {
+    /// Places in the lines: jobs up to there were looked at.
+    places: BTreeMap<QueueKey, UnassignedJob>,
+    /// Models whose query hosts have all they take.
+    full: BTreeSet<String>,
+}
 
 /// Jobs by number, with indexes.
 #[derive(Debug, Default)]
@@ -39,8 +48,8 @@ struct JobIndex {
     on_host: BTreeMap<usize, BTreeSet<u64>>,
     /// Tokens that their questions and answers keep on each host, at most.
     tokens_on: BTreeMap<usize, u64>,
-    /// By the keys that asked.
-    unassigned_jobs: BTreeMap<TenantKey, BTreeSet<UnassignedJob>>,
+    /// By the models and keys that asked.
+    unassigned_jobs: BTreeMap<QueueKey, BTreeSet<UnassignedJob>>,
     /// Jobs that hosts generate for, by the keys that asked.
     generating: BTreeMap<TenantKey, usize>,
     limits: BTreeSet<(Duration, u64)>,
@@ -53,7 +62,7 @@ struct JobIndex {
 /// What of a job the indexes know.
 #[derive(Clone, Debug, PartialEq)]
 struct JobIndexKeys {
-    key: TenantKey,
+    queue: QueueKey,
     state: JobState,
     context: u64,
     own_context: bool,
@@ -69,7 +78,7 @@ struct JobIndexKeys {
 impl JobIndexKeys {
     fn of(job: &Job) -> Self {
         Self {
-            key: job.key.clone(),
+            queue: queue_of(job),
             state: job.progress.state,
             context: job.context,
             own_context: job.facts.session.is_none(),
@@ -226,27 +235,37 @@ impl Jobs {
 
     /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
     pub fn next_unassigned(&self, passed: &Passed) -> Option<UnassignedJob> {
-        let first = |(key, line): (&TenantKey, &BTreeSet<UnassignedJob>)| {
-            let after = passed.get(key).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
-            Some((self.generating_of(key), *line.range((after, Bound::Unbounded)).next()?))
+        let first = |(queue, line): (&QueueKey, &BTreeSet<UnassignedJob>)| {
+            let after = passed.places.get(queue).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
+            Some((self.generating_of(&queue.1), *line.range((after, Bound::Unbounded)).next()?))
         };
-        self.index.unassigned_jobs.iter().filter_map(first).min().map(|(_, place)| place)
+        let lines = self.index.unassigned_jobs.iter().filter(|((model, _), _)| !passed.full.contains(model));
+        lines.filter_map(first).min().map(|(_, place)| place)
     }
 
-    /// The job without a host that could be generated for the longest.
-    pub fn longest_unassigned(&self) -> Option<UnassignedJob> {
-        self.index.unassigned_jobs.values().filter_map(BTreeSet::first).min().copied()
+    /// The job of a model without a host that could be generated for the longest.
+    pub fn longest_unassigned(&self, model: &str) -> Option<UnassignedJob> {
+        self.lines_of(model).filter_map(|(_, line)| line.first()).min().copied()
     }
 
-    /// How many are generated before a job, or would be: of other keys as many as of its own, as they take turns.
+    /// The lines of jobs of a model that have no host and could be generated.
+    fn lines_of(&self, model: &str) -> impl Iterator<Item = (&QueueKey, &BTreeSet<UnassignedJob>)> {
+        let from = (model.to_owned(), TenantKey::None);
+        let lines = self.index.unassigned_jobs.range(from..);
+        lines.take_while(move |((of, _), _)| of == model)
+    }
+
+    /// How many are generated before a job, or would be: of other keys as many as of its own, as they take turns. Other models have
+    /// query hosts of their own.
     pub fn unassigned_before(&self, number: u64) -> usize {
         let Some(job) = self.get(number) else { return 0 };
+        let queue = queue_of(job);
         let before = |line: &BTreeSet<UnassignedJob>| match job.ready_since {
             Some(since) => line.range(..(since, number)).count(),
             None => line.len(),
         };
-        let own = self.index.unassigned_jobs.get(&job.key).map_or(0, before);
-        let others = self.index.unassigned_jobs.iter().filter(|(key, _)| **key != job.key);
+        let own = self.index.unassigned_jobs.get(&queue).map_or(0, before);
+        let others = self.lines_of(&queue.0).filter(|(other, _)| **other != queue);
         own + others.map(|(_, line)| line.len().min(own)).sum::<usize>()
     }
 
@@ -287,6 +306,22 @@ impl Jobs {
     }
 }
 
+impl Passed {
+    /// A job was looked at, which stands at this place of its line.
+    pub fn pass(&mut self, job: &Job, place: UnassignedJob) {
+        self.places.insert(queue_of(job), place);
+    }
+
+    /// No query host of a model takes more.
+    pub fn fill(&mut self, model: &str) {
+        self.full.insert(model.to_owned());
+    }
+}
+
+fn queue_of(job: &Job) -> QueueKey {
+    (job.facts.model.clone(), job.key.clone())
+}
+
 impl JobIndex {
     fn insert(&mut self, number: u64, keys: &JobIndexKeys) {
         self.by_state[keys.state as usize].insert(number);
@@ -309,10 +344,10 @@ impl JobIndex {
                 let tokens = self.tokens_on.entry(host).or_default();
                 *tokens = tokens.saturating_add(keys.own_tokens);
                 self.generating_own += usize::from(keys.own_context);
-                *self.generating.entry(keys.key.clone()).or_default() += 1;
+                *self.generating.entry(keys.queue.1.clone()).or_default() += 1;
             }
             (None, Some(since)) => {
-                self.unassigned_jobs.entry(keys.key.clone()).or_default().insert((since, number));
+                self.unassigned_jobs.entry(keys.queue.clone()).or_default().insert((since, number));
             }
             (None, None) => {}
         }
@@ -336,9 +371,9 @@ impl JobIndex {
                 remove_from(&mut self.on_host, &host, number);
                 count_down(&mut self.tokens_on, &host, keys.own_tokens);
                 self.generating_own -= usize::from(keys.own_context);
-                count_down(&mut self.generating, &keys.key, 1);
+                count_down(&mut self.generating, &keys.queue.1, 1);
             }
-            (None, Some(since)) => remove_from(&mut self.unassigned_jobs, &keys.key, (since, number)),
+            (None, Some(since)) => remove_from(&mut self.unassigned_jobs, &keys.queue, (since, number)),
             (None, None) => {}
         }
     }

@@ -86,6 +86,28 @@ names! {
     HOST_THREADS = "host_process_threads";
     /// Bytes of the memory of a host's GPU, used by whomever or free, as it last told.
     GPU_MEMORY_BYTES = "gpu_memory_bytes";
+    /// Part of the time just past in which a GPU of a node's machine computed, as the node's agent last told.
+    GPU_BUSY = "gpu_busy_ratio";
+    /// Bytes of the memory of a GPU of a node's machine, used by whomever or free, as the node's agent last told.
+    GPU_DEVICE_MEMORY_BYTES = "gpu_device_memory_bytes";
+    /// Temperature of a GPU of a node's machine, as the node's agent last told.
+    GPU_TEMPERATURE = "gpu_temperature_celsius";
+    /// Clocks of a GPU of a node's machine, of its processors and its memory, as the node's agent last told.
+    GPU_CLOCK = "gpu_clock_hertz";
+    /// Errors of the memory of a GPU of a node's machine since its driver was loaded, by whether they were corrected.
+    GPU_ECC_ERRORS = "gpu_ecc_errors";
+    /// Faults of a GPU of a node's machine that its driver calls Xid, since the node's agent began.
+    GPU_XIDS = "gpu_xids";
+    /// When the latest Xid of a GPU of a node's machine came, in seconds since 1970, by its number.
+    GPU_LAST_XID = "gpu_last_xid_timestamp_seconds";
+    /// Seconds that the clock of a host's machine is ahead of the supervisor's, as it last told.
+    HOST_CLOCK_OFFSET = "host_clock_offset_seconds";
+    /// Bytes of the file system of the supervisor's data_dir.
+    DISK_SIZE_BYTES = "disk_size_bytes";
+    /// Of these, those that it may still fill.
+    DISK_FREE_BYTES = "disk_free_bytes";
+    /// 1 while a job for a model would be planned and answered.
+    MODEL_ANSWERS = "model_answers";
     /// How many times longer than its equals, or than before, a host takes to compute; 1 while it is not slow.
     HOST_SLOWDOWN = "host_slowdown_ratio";
     /// 1 while a host is ready.

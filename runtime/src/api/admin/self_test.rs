@@ -13,14 +13,16 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{JobEvent, JobRequest, JobStatus, SelfTestReport, SelfTestState},
+    api::{HostStatus, JobEvent, JobRequest, JobStatus, SelfTestCheck, SelfTestReport, SelfTestState},
     metric,
-    supervisor::{AdmissionClosed, Supervisor},
+    supervisor::{AdmissionClosed, ModelFront, Supervisor},
 };
-use asterism_plan::MethodConfig;
 use tokio::runtime::Handle;
 
-use crate::cluster::{Cluster, file::DType};
+use crate::{
+    api::admin::running::RunningFile,
+    cluster::{Model, file::DType},
+};
 use canary::Canary;
 use checks::Check;
 use verdict::{CanaryRun, CheckOutcome, CheckRules, judge};
@@ -41,24 +43,21 @@ const LABEL: &str = "self-test";
 pub struct SelfTest {
     supervisor: Supervisor,
     runtime: Handle,
-    has_to_pass: bool,
-    method: MethodConfig,
-    rules: CheckRules,
+    file: RunningFile,
     report: Arc<Mutex<SelfTestReport>>,
 }
 
+/// A model whose canaries are ready to be asked.
+struct TestedModel {
+    rules: CheckRules,
+    checks: Vec<Check>,
+}
+
 impl SelfTest {
-    /// Of a cluster with this supervisor. Runs nothing yet; runs on the present runtime.
-    pub fn new(cluster: &Cluster, supervisor: &Supervisor) -> Self {
-        let embedded = cluster.model.path.is_none() && cluster.model.random.is_none();
-        Self {
-            supervisor: supervisor.clone(),
-            runtime: Handle::current(),
-            has_to_pass: cluster.self_test,
-            method: cluster.method.clone(),
-            rules: CheckRules { finds: embedded, rounds: cluster.model.dtype != DType::F32 },
-            report: Arc::default(),
-        }
+    /// Of a cluster with this supervisor, and the models and method that its file then has. Runs nothing yet; runs on the present
+    /// runtime.
+    pub fn new(file: &RunningFile, supervisor: &Supervisor) -> Self {
+        Self { supervisor: supervisor.clone(), runtime: Handle::current(), file: file.clone(), report: Arc::default() }
     }
 
     /// How the latest one stands.
@@ -78,8 +77,9 @@ impl SelfTest {
 
     /// Where one has to pass: takes no work until one has, and runs one as soon as every host is ready.
     pub fn keep_untested_closed(&self) {
-        record_closed(self.has_to_pass);
-        if !self.has_to_pass {
+        let has_to_pass = self.file.cluster().self_test;
+        record_closed(has_to_pass);
+        if !has_to_pass {
             return;
         }
         self.supervisor.admission_gate().set(Some(AdmissionClosed::Untested));
@@ -121,10 +121,15 @@ impl SelfTest {
 
     async fn run(&self) {
         let began = Instant::now();
-        let tried = self.try_all(began).await;
-        let (state, cause, checks) = match tried {
-            Ok(runs) => verdict::sum_up(judge(&runs, self.rules)),
-            Err(cause) => (SelfTestState::Undone, Some(cause), Vec::new()),
+        let (checks, missing) = match self.try_all(began).await {
+            Ok(tried) => tried,
+            Err(cause) => (Vec::new(), Some(cause)),
+        };
+        let (state, cause, checks) = verdict::sum_up(checks);
+        let (state, cause) = match missing {
+            // What is wrong with one model goes before what cannot be tried of another.
+            Some(missing) if state != SelfTestState::Wrong => (SelfTestState::Undone, Some(missing)),
+            _ => (state, cause),
         };
         self.settle(state, cause.as_deref());
         let mut report = self.locked();
@@ -153,27 +158,52 @@ impl SelfTest {
         record_closed(admission_gate.closed().is_some());
     }
 
-    async fn try_all(&self, began: Instant) -> Result<Vec<CanaryRun>, String> {
-        let cluster = self.supervisor.cluster().await.map_err(|error| error.to_string())?;
-        let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let model = self.supervisor.model();
-        let hosts: Vec<_> = cluster.hosts.into_iter().filter(|host| host.model == model.label).collect();
-        let canaries = tokio::task::spawn_blocking(move || Canary::pair(&model, nonce));
-        let canaries = canaries.await.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())?;
-        let checks = checks::all(&hosts, &self.method, canaries)?;
-        self.locked().total = checks.len();
-        let mut runs = Vec::new();
-        for check in checks {
-            self.locked().doing = Some(check.name.clone());
-            let started = Instant::now();
-            let outcome = match began.elapsed() < LIMIT {
-                true => self.ask(&check).await,
-                false => CheckOutcome::Undone(format!("the self-test had taken {} s already", LIMIT.as_secs())),
-            };
-            self.locked().done += 1;
-            runs.push(CanaryRun { outcome, seconds: started.elapsed().as_secs_f64(), check });
+    /// What became of the canaries of every model, and what keeps a model from being tried.
+    async fn try_all(&self, began: Instant) -> Result<(Vec<SelfTestCheck>, Option<String>), String> {
+        let hosts = self.supervisor.cluster().await.map_err(|error| error.to_string())?.hosts;
+        let (mut tested, mut missing) = (Vec::new(), None);
+        for model in self.supervisor.models() {
+            match self.prepared(&model, &hosts).await {
+                Ok(ready) => tested.push(ready),
+                Err(cause) => drop(missing.get_or_insert(cause)),
+            }
         }
-        Ok(runs)
+        self.locked().total = tested.iter().map(|model| model.checks.len()).sum();
+        let mut judged = Vec::new();
+        for TestedModel { rules, checks } in tested {
+            let mut runs = Vec::new();
+            for check in checks {
+                self.locked().doing = Some(check.name.clone());
+                let started = Instant::now();
+                let outcome = match began.elapsed() < LIMIT {
+                    true => self.ask(&check).await,
+                    false => CheckOutcome::Undone(format!("the self-test had taken {} s already", LIMIT.as_secs())),
+                };
+                self.locked().done += 1;
+                runs.push(CanaryRun { outcome, seconds: started.elapsed().as_secs_f64(), check });
+            }
+            judged.extend(judge(&runs, rules));
+        }
+        Ok((judged, missing))
+    }
+
+    /// The canaries of a model for the hosts that it has now, which say its name where there are several.
+    async fn prepared(&self, model: &Arc<ModelFront>, hosts: &[HostStatus]) -> Result<TestedModel, String> {
+        let cluster = self.file.cluster();
+        let is_only = self.supervisor.models().len() == 1;
+        let of_model = |text: String| if is_only { text } else { format!("{}: {text}", model.name) };
+        let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let own: Vec<_> = hosts.iter().filter(|host| host.model == model.label).cloned().collect();
+        let front = model.clone();
+        let canaries = tokio::task::spawn_blocking(move || Canary::pair(&front, nonce));
+        let canaries = canaries.await.map_err(|panic| panic.to_string())?;
+        let canaries = canaries.map_err(|error| of_model(error.to_string()))?;
+        let checks = checks::all(&own, &cluster.method, canaries).map_err(of_model)?.into_iter().map(|check| {
+            let request = JobRequest { model: Some(model.name.clone()), ..check.request };
+            Check { name: of_model(check.name), request, ..check }
+        });
+        let rules = cluster.models().find(|of| of.label() == model.label).map_or(CheckRules::default(), rules_of);
+        Ok(TestedModel { rules, checks: checks.collect() })
     }
 
     async fn ask(&self, check: &Check) -> CheckOutcome {
@@ -195,6 +225,10 @@ impl SelfTest {
         }
         Err(JobError::Stopping)
     }
+}
+
+fn rules_of(model: &Model) -> CheckRules {
+    CheckRules { finds: model.path.is_none() && model.random.is_none(), rounds: model.dtype != DType::F32 }
 }
 
 fn record_closed(closed: bool) {

@@ -27,7 +27,7 @@ pub const CLUSTER: &str = "x-asterism-cluster";
 const LONGEST_ID: usize = 128;
 /// What who looks at a path may have behind its `?`; others have nothing.
 const QUERIES: &[(&str, &[&str])] = &[
-    ("/readyz", &["verbose"]),
+    ("/readyz", &["verbose", "model"]),
     ("/api/v1/jobs", &["state", "after", "limit", "order"]),
     ("/api/v1/hosts", &["role", "state", "limit"]),
     ("/api/v1/sessions", &["state", "after", "limit"]),

@@ -124,7 +124,7 @@ fn request(globals: &Globals, cluster: &Cluster, args: &ChaosArgs) -> Result<Job
     let most =
         checkpoint::model_front(&cluster.model)?.max_tokens.saturating_sub(CHAOS_ANSWER_TOKENS + QUESTION_TOKENS);
     let tokens = args.tokens.map_or(most, |tokens| tokens.0);
-    let record = TokenCounter::load(globals)?.generate(Task::NiahSingle1, tokens, 1, None)?;
+    let record = TokenCounter::load(globals, None)?.generate(Task::NiahSingle1, tokens, 1, None)?;
     Ok(JobRequest { ignore_eos: true, ..question(&record, None, CHAOS_ANSWER_TOKENS) })
 }
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use asterism_actors::api::{
-    ClusterStatus, HostHealth, HostStatus, ModelStatus, Role, SelfTestReport, SelfTestState, StoredStatus,
+    ClusterStatus, GpuStatus, HostHealth, HostStatus, ModelStatus, Role, SelfTestReport, SelfTestState, StoredStatus,
 };
 use clap::Args;
 use rustix::process::Signal;
@@ -211,6 +211,7 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         let digest = digest.as_deref().unwrap_or("being hashed");
         globals.note(format_args!("model {name} ({digest}) {}", if *answers { "answers" } else { "does not answer" }));
     }
+    status.gpus.iter().for_each(|found| globals.note(gpu(found)));
     globals.note(format_args!(
         "cluster '{}' at {} is {}: model {}{}, method {}, {} running, {} waiting",
         status.name,
@@ -227,6 +228,20 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         false => "next: asterism host list shows who is missing, and why",
     });
     Ok(Exit::Success)
+}
+
+/// A GPU of a node's machine, in a line.
+fn gpu(GpuStatus { node, gpu }: &GpuStatus) -> String {
+    let memory = gpu.used_bytes.zip(gpu.free_bytes);
+    let parts = [
+        gpu.busy_percent.map(|percent| format!("{percent}% busy")),
+        memory.map(|(used, free)| format!("{} of {} used", bytes(used), bytes(used.saturating_add(free)))),
+        gpu.celsius.map(|celsius| format!("{celsius} C")),
+        gpu.sm_mhz.map(|mhz| format!("{mhz} MHz")),
+        gpu.errors(),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("GPU {} of node {node} ({}): {}", gpu.index, gpu.name, parts.join(", "))
 }
 
 /// What clients keep.

@@ -45,6 +45,7 @@ const OPTIONAL: &str = "\
 # lanes = 3                           # sockets and threads for large payloads; as many for GPU hosts with six cores each, else 0
 # [models.heads.trained]              # APB's retaining heads, which requests call `trained`
 # path = \"heads.safetensors\"
+# model = \"next\"                      # the model that they were trained for, by name; the first
 # [security]
 # ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
 # cert = \"{name}.pem\"                # of each process: {name} is its host, its node or supervisor;

@@ -11,7 +11,7 @@ mod run;
 
 use std::{collections::BTreeSet, fs::File, io::Write, path::Path, time::Duration};
 
-use asterism_actors::api::Role;
+use asterism_actors::api::{ClusterStatus, HostStatus, Role};
 use serde::Serialize;
 
 use crate::{
@@ -61,7 +61,7 @@ fn make(globals: &Globals, args: &MakeArgs) -> Result<Exit, CliError> {
         name => vec![name.parse::<Task>().map_err(refusal)?],
     };
     let text = args.text.as_ref().map(eval::read_haystack).transpose().map_err(refusal)?;
-    let counter = TokenCounter::load(globals)?;
+    let counter = TokenCounter::load(globals, None)?;
     for task in tasks {
         for sample in 0..args.samples {
             let record = counter.generate(task, args.tokens.0, args.seed + sample, text.as_deref())?;
@@ -115,22 +115,26 @@ fn ask(
     };
     let questions = questions()?;
     let (client, temporary) = cluster(globals)?;
+    let asked = args.model_name.as_deref();
     let outcome = client.topology().and_then(|cluster| {
         let mut contenders = match methods {
             Some(methods) => {
                 methods.into_iter().map(|(label, method)| Contender::new(label, Some(method), args.asked_as)).collect()
             }
-            None => vec![Contender::new(cluster.method, None, args.asked_as)],
+            None => vec![Contender::new(cluster.method.clone(), None, args.asked_as)],
         };
         if args.oracle {
-            let hosts = cluster.hosts.iter().filter(|host| host.role == Role::Context).count();
-            contenders.push(Contender::oracle(Oracle::load(globals, hosts)?));
+            let of_model = |host: &&HostStatus| host.role == Role::Context && host.model == label_of(&cluster, asked);
+            let hosts = cluster.hosts.iter().filter(of_model).count();
+            contenders.push(Contender::oracle(Oracle::load(globals, asked, hosts)?));
         }
-        known.retain(|answer| answer.model == cluster.model);
+        let model = asked.unwrap_or(&cluster.model);
+        known.retain(|answer| answer.model == model);
         let jobs = args.jobs.into();
         let asking = Asking {
             client: &client,
-            model: &cluster.model,
+            model,
+            named: asked,
             contenders: &contenders,
             questions: &questions,
             jobs,
@@ -150,6 +154,11 @@ fn ask(
         temporary.stop();
     }
     conclude(globals, &args.show, questions.scoring(), outcome?)
+}
+
+/// What the hosts of a model are labelled with: those of the first may have no name.
+fn label_of<'a>(cluster: &ClusterStatus, asked: Option<&'a str>) -> &'a str {
+    asked.filter(|name| cluster.hosts.iter().any(|host| host.model == *name)).unwrap_or_default()
 }
 
 fn appended<'a>(globals: &Globals, path: &'a Path) -> Result<(File, &'a Path), CliError> {

@@ -14,7 +14,7 @@ use crate::{
     certificates::{credentials, renewal},
     cluster::{Cluster, Host},
     error::CliError,
-    observe::logging,
+    observe::{gpus::GpuWatch, logging},
     processes::wiring,
 };
 
@@ -42,7 +42,12 @@ impl SupervisorTie {
         for host in hosts {
             if !links.contains_key(&host.node) {
                 let (mut watched, agent, node) = (Watched::default(), agent.clone(), host.node.clone());
-                let look = Box::new(move || watched.look(&agent.of_node(&node)));
+                let mut gpus = GpuWatch::of_machine();
+                let look = Box::new(move || {
+                    let mut seen = watched.look(&agent.of_node(&node));
+                    seen.extend(gpus.news());
+                    seen
+                });
                 let NodeLink { orders: mut from, exits } = wiring::node_link(cluster, &host.node, listen, look)?;
                 let order = order.clone();
                 tokio::spawn(async move {

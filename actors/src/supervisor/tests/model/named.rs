@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::api::Waiting;
 
 const NAME: &str = "b";
 
@@ -137,6 +138,27 @@ fn a_question_whose_model_has_no_query_host_holds_up_no_other_and_ends() {
         cluster.tick(f64::from(at), &[1, 2, 3]);
     }
     assert!(cluster.failure(lost).is_some() && cluster.failure(job).is_none(), "{:?}", cluster.failure(lost));
+}
+
+#[test]
+fn questions_wait_in_line_behind_those_of_their_own_model_alone() {
+    let mut cluster = of_both();
+    let commands = cluster.state.reconfigure(seconds(cluster.now), SupervisorConfig { max_generating: 1, ..two() });
+    cluster.note(commands);
+    let of_b = [(); 3].map(|()| cluster.ask_b());
+    cluster.encode();
+    assert_eq!(cluster.generation().map(|(to, order)| (to, order.job)), Some((5, of_b[0])));
+    let job = cluster.submit(None);
+    cluster.encode();
+    assert_eq!(
+        cluster.generation().map(|(to, order)| (to, order.job)),
+        Some((3, job)),
+        "b is full, and the first is not"
+    );
+    let turns = of_b.map(|job| cluster.status(job).waiting);
+    let turn = |before| Some(Waiting::Turn { before, running: 1 });
+    assert_eq!(turns, [None, turn(0), turn(1)]);
+    assert!(cluster.state.indexes_agree());
 }
 
 #[test]

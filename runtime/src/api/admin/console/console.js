@@ -420,7 +420,8 @@ async function look() {
     at("door").hidden = true;
     at("main").hidden = false;
     at("cluster").textContent = topology.name;
-    at("about").textContent = `${topology.model}, ${topology.method}, version ${topology.version}`;
+    const models = (topology.models ?? []).map((model) => model.answers ? model.name : `${model.name} (does not answer)`);
+    at("about").textContent = `${models.join(", ") || topology.model}, ${topology.method}, version ${topology.version}`;
     const ready = topology.hosts.filter((host) => host.health === "ready").length;
     say(topology.ready ? "ready" : "suspect", `${ready} of ${topology.hosts.length} hosts ready`);
     watch(jobs);

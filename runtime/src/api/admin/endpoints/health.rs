@@ -1,11 +1,32 @@
 //! `/livez`, `/readyz` and `/metrics`: for probes and scrapers, without a token.
 
-use std::fmt::Write;
+use std::{fmt::Write, path::Path};
 
-use actix_web::{HttpRequest, HttpResponse, Responder, get, http::header::ContentType, web::Data};
-use asterism_actors::{api::HostHealth, metric, supervisor::AdmissionClosed};
+use actix_web::{
+    HttpResponse, Responder, get,
+    http::header::ContentType,
+    web::{Data, Query},
+};
+use asterism_actors::{
+    api::{ClusterStatus, HostHealth, ModelStatus},
+    metric,
+    supervisor::AdmissionClosed,
+};
+use serde::Deserialize;
 
-use crate::{api::admin::AdminState, observe::metrics};
+use crate::{
+    api::{admin::AdminState, http::error::Refusal},
+    observe::metrics as exporter,
+};
+
+/// What may stand behind `/readyz?`.
+#[derive(Deserialize)]
+pub struct ReadyQuery {
+    /// There, with whatever value: hosts and models that are well are named, too.
+    verbose: Option<String>,
+    /// The model that is asked for.
+    model: Option<String>,
+}
 
 /// The supervisor's actor goes on, or waits for the disk of its journal: a listener alone proves nothing. The actor itself is
 /// not asked, since it may have much to do first.
@@ -25,15 +46,20 @@ pub async fn live(state: Data<AdminState>) -> impl Responder {
     response.insert_header(ContentType::plaintext()).body(stated)
 }
 
-/// Whether a job would be planned and answered now. Hosts that are missing are named in any case.
+/// Whether a job would be planned and answered now: of the model that is named, or of any. Hosts and models that are missing are
+/// named in any case.
 #[get("/readyz")]
-pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Responder {
+pub async fn ready(state: Data<AdminState>, asked: Query<ReadyQuery>) -> Result<impl Responder, Refusal> {
+    let ReadyQuery { verbose, model } = asked.into_inner();
+    if let Some(model) = &model {
+        state.supervisor.model_named(Some(model))?;
+    }
     let Ok(cluster) = state.topology().await else {
         let mut stopping = HttpResponse::ServiceUnavailable();
-        return stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n");
+        return Ok(stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n"));
     };
     let mut body = String::new();
-    let verbose = request.query_string().split('&').any(|part| part.split('=').next() == Some("verbose"));
+    let verbose = verbose.is_some();
     for host in &cluster.hosts {
         if verbose || host.health != HostHealth::Ready {
             let mark = if host.health == HostHealth::Ready { '+' } else { '-' };
@@ -42,8 +68,12 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
             writeln!(body, "[{mark}] {} {health}{cause}", host.name).expect("a String takes every line");
         }
     }
+    for ModelStatus { name, answers, .. } in cluster.models.iter().filter(|model| verbose || !model.answers) {
+        let (mark, does) = if *answers { ('+', "answers") } else { ('-', "does not answer") };
+        writeln!(body, "[{mark}] model {name} {does}").expect("a String takes every line");
+    }
     let closed = state.supervisor.admission_gate().closed();
-    let ready = cluster.answers && closed.is_none();
+    let ready = answers(&cluster, model.as_deref()) && closed.is_none();
     match closed {
         Some(AdmissionClosed::Wrong(cause)) => body += &format!("self-test: {cause}\n"),
         Some(AdmissionClosed::Untested) => body += "self-test: not passed yet\n",
@@ -51,7 +81,22 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
     }
     body += if ready { "ready\n" } else { "not ready\n" };
     let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
-    response.insert_header(ContentType::plaintext()).body(body)
+    Ok(response.insert_header(ContentType::plaintext()).body(body))
+}
+
+/// Whether a model does, of those there are; none named: whether the cluster does.
+fn answers(cluster: &ClusterStatus, model: Option<&str>) -> bool {
+    let of = |name: &str| cluster.models.iter().find(|model| model.name == name).map(|model| model.answers);
+    model.and_then(of).unwrap_or(cluster.answers)
+}
+
+/// What there is of the disk of the journal, where the system tells.
+fn record_disk(data_dir: &Path) {
+    if let Ok(disk) = rustix::fs::statvfs(data_dir) {
+        let bytes = |blocks: u64| blocks as f64 * disk.f_frsize as f64;
+        metrics::gauge!(metric::DISK_SIZE_BYTES).set(bytes(disk.f_blocks));
+        metrics::gauge!(metric::DISK_FREE_BYTES).set(bytes(disk.f_bavail));
+    }
 }
 
 #[get("/metrics")]
@@ -61,5 +106,6 @@ pub async fn scrape(state: Data<AdminState>) -> impl Responder {
         metric::record_cluster(&cluster);
         removed = cluster.removed;
     }
-    HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(metrics::render(&removed))
+    record_disk(&state.data_dir);
+    HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(exporter::render(&removed))
 }

@@ -100,11 +100,12 @@ const fn delete(path: &'static str, (id, summary): Named, gives: ResponseSchema)
 
 const PLAIN: &str = "text/plain";
 const PROBE: ResponseSchema = ResponseSchema::Text { kind: PLAIN, statuses: &["200", "503"] };
+const READINESS: ResponseSchema = ResponseSchema::Text { kind: PLAIN, statuses: &["200", "404", "503"] };
 
 /// All of it.
 pub const OPERATIONS: &[Operation] = &[
     get("/livez", ("live", "Whether the supervisor goes on."), PROBE),
-    get("/readyz", ("ready", "Whether a job would be answered now."), PROBE),
+    get("/readyz", ("ready", "Whether a job would be answered now."), READINESS),
     get("/metrics", ("metrics", "Metrics in Prometheus' text format."), text(PLAIN)),
     get("/", ("console", "The console."), text("text/html")),
     get("/console.css", ("console_style", "The console's style."), text("text/css")),

@@ -15,7 +15,7 @@ const MAY_PASS: &[&str] =
     &["timeout", "host_lost", "placement_impossible", "capacity_exhausted", "overloaded", "parcel_missing"];
 
 /// What may be asked of the cluster's model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct CheckRules {
     /// It is known to find the fact.
     pub finds: bool,

@@ -50,6 +50,9 @@ pub struct RunArgs {
     /// Attention methods, separated by commas, options behind colons: dense,star:block_tokens=4k [default: the cluster's]
     #[arg(long, visible_alias = "method", value_name = "METHODS")]
     pub methods: Option<String>,
+    /// Model that answers, of several [default: the cluster's first]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
     /// Most tokens of an answer [default: the benchmark's; 64 for files]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<Tokens>,

@@ -15,7 +15,7 @@ impl<'a> AskedSession<'a> {
     /// Has the context of a job encoded as a session's; the job that is left asks it. It need not wait.
     pub fn create(client: &'a Client, job: JobRequest, place: usize) -> Result<(JobRequest, Self), CliError> {
         let name = format!("eval-{}-{place}", std::process::id());
-        let request = json!({"name": name, "context": job.context, "method": job.method, "allow_idle_hosts": true,
+        let request = json!({"name": name, "model": job.model, "context": job.context, "method": job.method, "allow_idle_hosts": true,
                              "chat_template": job.chat_template});
         let request: SessionRequest = serde_json::from_value(request).expect("what a session is asked for with");
         client.create_session(&request)?;

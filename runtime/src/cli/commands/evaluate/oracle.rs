@@ -14,10 +14,7 @@ use asterism_plan::{
     methods::{DenseConfig, PulsarConfig},
 };
 
-use super::{
-    common::{EMBEDDED, question},
-    questions::TokenCounter,
-};
+use super::{common::question, questions::TokenCounter};
 use crate::{
     error::CliError,
     eval::{AnswerSeconds, EvalQuestion},
@@ -37,10 +34,9 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// The model of the cluster file, or the embedded one, for a plan over so many context hosts.
-    pub fn load(globals: &Globals, hosts: usize) -> Result<Self, CliError> {
-        let model = globals.cluster_if_any()?.map_or(EMBEDDED, |cluster| cluster.model);
-        let front = TokenCounter::load(globals)?;
+    /// The model of the cluster file, of this name or the first, or the embedded one, for a plan over so many context hosts.
+    pub fn load(globals: &Globals, name: Option<&str>, hosts: usize) -> Result<Self, CliError> {
+        let (model, front) = TokenCounter::with_model(globals, name)?;
         let unusable =
             |error: ModelError| CliError::usage(error).hint("the oracle computes in this process: leave --oracle out");
         let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -131,7 +127,7 @@ fn shared(a: &Range<usize>, b: &Range<usize>) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::common::EMBEDDED, *};
     use crate::eval::{QuestionPlace, Task};
 
     /// Summaries of everything are dense attention; of what it looks at, nearly so.

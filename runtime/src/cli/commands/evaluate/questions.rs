@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
+use asterism_actors::{JobError, api::JobRequest, supervisor::ContextHosts};
 use asterism_kernels::DType;
 use asterism_models::QuerySeparator;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
@@ -16,7 +16,7 @@ use super::{
     common::{EMBEDDED, refusal},
 };
 use crate::{
-    cluster::size::Tokens,
+    cluster::{Model, size::Tokens},
     error::CliError,
     eval::{
         self, Book, Corpus, EvalError, EvalQuestion, EvalRecord, Library, Metric, PublishedQuestion, QuestionKey,
@@ -33,10 +33,26 @@ const DOCUMENTS_ANSWER_TOKENS: usize = 32;
 pub struct TokenCounter(asterism_actors::supervisor::ModelFront);
 
 impl TokenCounter {
-    /// The model of the cluster file, or the embedded one.
-    pub fn load(globals: &Globals) -> Result<Self, CliError> {
-        let model = globals.cluster_if_any()?.map_or(EMBEDDED, |cluster| cluster.model);
-        Ok(Self(checkpoint::model_front(&model)?))
+    /// The model of the cluster file, of this name or the first, or the embedded one.
+    pub fn load(globals: &Globals, name: Option<&str>) -> Result<Self, CliError> {
+        Ok(Self::with_model(globals, name)?.1)
+    }
+
+    /// The same with the model itself.
+    pub fn with_model(globals: &Globals, name: Option<&str>) -> Result<(Model, Self), CliError> {
+        let Some(cluster) = globals.cluster_if_any()? else {
+            return Ok((EMBEDDED, Self::embedded()?));
+        };
+        let mut known = Vec::new();
+        for model in cluster.models() {
+            let front = checkpoint::model_front(model)?;
+            if name.is_none_or(|name| name == front.name) {
+                return Ok((model.clone(), Self(front)));
+            }
+            known.push(format!("'{}'", front.name));
+        }
+        let error = JobError::NoModel { asked: name.unwrap_or_default().to_owned(), known };
+        Err(CliError::of_code(error.code(), error.to_string()))
     }
 
     /// The embedded model's.
@@ -282,7 +298,7 @@ impl Questions {
     }
 
     fn sized(globals: &Globals, size: &SizeArgs, run: &RunArgs) -> Result<Self, CliError> {
-        let counter = TokenCounter::load(globals)?;
+        let counter = TokenCounter::load(globals, run.model_name.as_deref())?;
         let overhead = counter.overhead()?;
         let haystack = size.haystack.as_ref().map(eval::read_haystack).transpose().map_err(refusal)?;
         let prose = haystack.as_ref().map(|text| digest::digest(&digest::SHA256, text.as_bytes()));

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use asterism_actors::api::{JobState, JobStatus};
+use asterism_actors::api::{JobRequest, JobState, JobStatus};
 use serde::Serialize;
 
 use super::{
@@ -84,8 +84,10 @@ struct EvalWork {
 pub struct Asking<'a> {
     /// The cluster.
     pub client: &'a Client,
-    /// Its model.
+    /// The model that answers.
     pub model: &'a str,
+    /// The same, where it is asked for by name.
+    pub named: Option<&'a str>,
     /// Methods that answer.
     pub contenders: &'a [Contender],
     /// What they are asked.
@@ -99,8 +101,9 @@ pub struct Asking<'a> {
 /// What the threads of a run share.
 struct EvalRun<'a> {
     client: &'a Client,
-    /// The cluster's.
+    /// Who answers, and whether it is asked for by name.
     model: &'a str,
+    named: Option<&'a str>,
     globals: Globals,
     quiet: bool,
     /// Whether the supervisor's absence was told.
@@ -119,10 +122,11 @@ pub fn answer_all(
     asking: Asking<'_>,
     mut answered: impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
 ) -> Result<RunOutcome, CliError> {
-    let Asking { client, model, contenders, questions, jobs, known } = asking;
+    let Asking { client, model, named, contenders, questions, jobs, known } = asking;
     let run = EvalRun {
         client,
         model,
+        named,
         globals: Globals { quiet: true, ..globals.clone() },
         quiet: globals.quiet,
         noted: AtomicBool::new(false),
@@ -223,6 +227,7 @@ impl EvalRun<'_> {
             };
         }
         let request = question(&asked.record, contender.config.clone(), asked.max_tokens);
+        let request = JobRequest { model: self.named.map(str::to_owned), ..request };
         let (request, session) = match contender.asked_as {
             AskedAs::Jobs => (request, None),
             AskedAs::Sessions => match AskedSession::create(self.client, request, work.place) {

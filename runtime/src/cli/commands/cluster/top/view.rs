@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, JobStatus, SessionStatus};
+use asterism_actors::api::{ClusterStatus, GpuStatus, HostHealth, HostStatus, JobStatus, ModelStatus, SessionStatus};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -60,16 +60,22 @@ pub fn draw(frame: &mut Frame, look: &Look, rates: &Rates) {
     let sessions = if look.sessions.is_empty() { 0 } else { (look.sessions.len() as u16 + 3).min(8) };
     // Hosts and jobs are what one looks for first.
     let sessions = if height < HEAD + hosts + JOBS_HEIGHT + sessions + 1 { 0 } else { sessions };
+    let gpus = if look.cluster.gpus.is_empty() { 0 } else { (look.cluster.gpus.len() as u16 + 3).min(height / 4) };
+    let gpus = if height < HEAD + hosts + JOBS_HEIGHT + sessions + gpus + 1 { 0 } else { gpus };
     let areas = Layout::vertical([
         Constraint::Length(HEAD),
         Constraint::Length(hosts),
+        Constraint::Length(gpus),
         Constraint::Min(if sessions > 0 { JOBS_HEIGHT } else { 0 }),
         Constraint::Length(sessions),
         Constraint::Length(1),
     ]);
-    let [head, of_hosts, of_jobs, of_sessions, foot] = areas.areas(frame.area());
+    let [head, of_hosts, of_gpus, of_jobs, of_sessions, foot] = areas.areas(frame.area());
     self::head(frame, head, look);
     table(frame, of_hosts, "hosts", HOSTS, look.cluster.hosts.iter().map(host));
+    if gpus > 0 {
+        table(frame, of_gpus, "gpus", GPUS, look.cluster.gpus.iter().map(gpu));
+    }
     table(frame, of_jobs, "jobs", JOBS_SHOWN, look.jobs.iter().map(|status| job(status, rates)));
     if sessions > 0 {
         table(frame, of_sessions, "sessions", SESSIONS, look.sessions.iter().map(session));
@@ -78,7 +84,8 @@ pub fn draw(frame: &mut Frame, look: &Look, rates: &Rates) {
 }
 
 fn head(frame: &mut Frame, area: Rect, look: &Look) {
-    let ClusterStatus { name, model, method, ready, jobs_running, jobs_pending, version, .. } = &look.cluster;
+    let ClusterStatus { name, method, ready, jobs_running, jobs_pending, version, .. } = &look.cluster;
+    let model = models(&look.cluster);
     let state = if *ready { "ready" } else { "not ready" };
     let first = format!("{name}: {state}, {model}, {method}, asterism {version}");
     let second = match &look.trouble {
@@ -88,6 +95,18 @@ fn head(frame: &mut Frame, area: Rect, look: &Look) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let lines = vec![Line::styled(printable(&first).into_owned(), bold), Line::from(printable(&second).into_owned())];
     frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// The names of its models, and which of several do not answer.
+fn models(cluster: &ClusterStatus) -> String {
+    let shown = |ModelStatus { name, answers, .. }: &ModelStatus| match answers {
+        true => name.clone(),
+        false => format!("{name} (does not answer)"),
+    };
+    match &cluster.models[..] {
+        [] => cluster.model.clone(),
+        models => models.iter().map(shown).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// Lines at the top, and those of jobs that are worth showing sessions beside.
@@ -106,6 +125,16 @@ const HOSTS: Columns = &[
     ("THREADS", 7, 6),
     ("HEARD", 7, 5),
     ("CAUSE", 20, 1),
+];
+const GPUS: Columns = &[
+    ("GPU", 6, 0),
+    ("NODE", 12, 2),
+    ("BUSY", 5, 0),
+    ("MEMORY", 19, 3),
+    ("TEMP", 6, 1),
+    ("CLOCK", 9, 5),
+    ("NAME", 20, 6),
+    ("ERRORS", 20, 0),
 ];
 const JOBS_SHOWN: Columns = &[
     ("JOB", 36, 0),
@@ -166,6 +195,21 @@ fn host(host: &HostStatus) -> Vec<String> {
         known(host.threads.map(|threads| threads.to_string())),
         known(host.heartbeat_age_s.map(|age| format!("{age:.1} s"))),
         cause.unwrap_or_default(),
+    ]
+}
+
+fn gpu(GpuStatus { node, gpu }: &GpuStatus) -> Vec<String> {
+    let known = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let memory = gpu.used_bytes.zip(gpu.free_bytes);
+    vec![
+        gpu.index.to_string(),
+        node.clone(),
+        known(gpu.busy_percent.map(|percent| format!("{percent}%"))),
+        known(memory.map(|(used, free)| format!("{} of {}", bytes(used), bytes(used.saturating_add(free))))),
+        known(gpu.celsius.map(|celsius| format!("{celsius} C"))),
+        known(gpu.sm_mhz.map(|mhz| format!("{mhz} MHz"))),
+        gpu.name.clone(),
+        gpu.errors().unwrap_or_default(),
     ]
 }
 
@@ -251,6 +295,26 @@ mod tests {
         let buffer = terminal.backend().buffer().clone();
         let line = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         (0..height).map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn gpus_and_models_are_shown_where_there_are_several() {
+        let mut look = look();
+        let gpu = json!({"node": "west", "index": 0, "name": "NVIDIA H100", "uuid": "GPU-1", "busy_percent": 97, "celsius": 61,
+            "used_bytes": 1 << 30, "free_bytes": 1 << 30, "sm_mhz": 1980, "uncorrected_errors": 2, "xids": 1, "last_xid": 79});
+        look.cluster.gpus = vec![serde_json::from_value(gpu).unwrap()];
+        let model = |name: &str, answers| ModelStatus { name: name.into(), digest: None, answers };
+        look.cluster.models = vec![model("asterism-7m", true), model("next", false)];
+        let frame = shown(&look, &Rates::default(), (120, 30));
+        for part in [
+            "asterism-7m, next (does not answer), auto",
+            "0      west         97%   1.0 GiB of 2.0 GiB  61 C",
+            "1980 MHz  NVIDIA H100          2 uncorrected ECC errors, Xid 79",
+        ] {
+            assert!(frame.contains(part), "{part}\n{frame}");
+        }
+        let small = shown(&look, &Rates::default(), (60, 12));
+        assert!(!small.contains("gpus"), "hosts and jobs go first\n{small}");
     }
 
     #[test]
