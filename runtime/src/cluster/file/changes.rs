@@ -25,8 +25,9 @@ const LIVE: &[&str] = &[
     "supervisor.ready_when",
     "supervisor.rebalance",
 ];
-/// Keys of a host that it takes while it runs.
+/// Keys of a host, and of a node, that are taken while it runs.
 const LIVE_OF_HOST: &[&str] = &["labels", "memory_limit"];
+const LIVE_OF_NODE: &[&str] = &["labels"];
 /// Keys of a host that it reads when it is started.
 const READ_BY_HOST: &[&str] = &["device", "devices", "kernels", "port", "threads"];
 /// Sections and keys that the supervisor alone reads.
@@ -210,6 +211,7 @@ fn of_list(kind: &str, old: &BTreeMap<String, Table>, new: &BTreeMap<String, Tab
                     after: after.get(key).cloned(),
                     takes: match kind {
                         "host" if is_of(key, LIVE_OF_HOST) => Takes::Nothing,
+                        "node" if is_of(key, LIVE_OF_NODE) => Takes::Nothing,
                         "host" if is_of(key, READ_BY_HOST) => Takes::Host(name.clone()),
                         _ => Takes::Cluster,
                     },
