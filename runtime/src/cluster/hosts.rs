@@ -119,7 +119,7 @@ fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&NodeSection, Place
 fn labels(key: &'static str, labels: &BTreeMap<String, String>, of: &str) -> Result<(), ClusterError> {
     labels.iter().flat_map(|(name, value)| [name, value]).try_for_each(|part| check_name(key, part))?;
     if let Some(got) = labels.get(MODEL_LABEL) {
-        let expected = format!("no label '{MODEL_LABEL}': write model = \"{got}\" of a host instead");
+        let expected = format!("no label '{MODEL_LABEL}': of a host write model = \"{got}\" instead");
         return Err(ClusterError::Value { key, got: format!("{MODEL_LABEL} = {got:?}"), expected });
     }
     if let Some(got) = labels.get(NAME_LABEL) {

@@ -253,6 +253,7 @@ mod tests {
             ("name = \"context-3\"\nrole = \"context\"", "name = \"context-3\"\nrole = \"spare\""),
             ("[attention.auto]", "[attention.dense]"),
             ("[[node]]", "[[node]]\nname = \"west\"\naddress = \"10.0.0.3\"\n\n[[node]]"),
+            ("name = \"local\"", "name = \"local\"\nlabels = { rack = \"r1\" }"),
             ("127.0.0.1:8000", "127.0.0.1:8001"),
         ]);
         let found = changes(&first, &second);
@@ -262,6 +263,7 @@ mod tests {
             "api.max_queue: 9 -> 1024, at once",
             "supervisor.max_restarts: 20 -> 3, needs `asterism down` and a start",
             "supervisor.rebalance: true -> false, at once",
+            "node.local.labels.rack: nothing -> \"r1\", at once",
             "host.context-1.labels.rack: nothing -> \"a\", at once",
             "host.context-2.threads: nothing -> 3, after `asterism host restart context-2`",
             "host.context-3.role: \"context\" -> \"spare\", needs `asterism down` and a start",
