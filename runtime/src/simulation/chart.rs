@@ -78,6 +78,7 @@ fn tokens(area: &Area<'_>, by_length: &[(usize, f64)]) {
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
         .x_desc("tokens")
+        .x_labels(3)
         .y_desc("us")
         .x_label_formatter(&|length| grouped(length.round() as usize))
         .draw()
