@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A Slurm of its own on this machine, a controller and four slurmd, and `asterism launch slurm` in it: a job over four nodes answers
-# rightly, a node that dies half way costs nothing, a requeue finishes what was under way and keeps sessions, `scancel` leaves no
-# process, and the interactive form runs a command. Needs root, Slurm and munge (Debian: slurm-wlm, munge); skipped otherwise.
+# rightly, nodes are labelled by their switches, a node that dies half way costs nothing, a requeue finishes what was under way and
+# keeps sessions, `scancel` leaves no process, and the interactive form runs a command. Needs root, Slurm and munge (Debian:
+# slurm-wlm, munge); skipped otherwise.
 #
 #   tests/slurm.sh [ASTERISM]      # default: target/release/asterism
 set -euo pipefail
@@ -84,12 +85,14 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
 MpiDefault=none
+TopologyPlugin=topology/tree
 CONF
     for node in 1 2 3 4; do
         echo "NodeName=n$node NodeHostname=$here NodeAddr=127.0.1.$node Port=${ports[node]} CPUs=4 State=UNKNOWN"
     done
     echo "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 } > "$SLURM_CONF"
+printf '%s\n' 'SwitchName=s1 Nodes=n[1-2]' 'SwitchName=s2 Nodes=n[3-4]' 'SwitchName=top Switches=s[1-2]' > "$folder/topology.conf"
 head -c 1024 /dev/urandom > "$folder/munge/key"
 chmod 700 "$folder/munge" && chmod 400 "$folder/munge/key"
 munged --force --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file="$folder/munged.pid" \
@@ -117,6 +120,10 @@ job=$(sbatch --parsable --nodes=4 --ntasks-per-node=2 --output="$folder/job.log"
     deploy/slurm/batch -f "$folder/cluster.toml" --folder "$folder/run" --drain 20)
 within 60 "a cluster of nine hosts" ready 9
 said "$(cluster status -o json | grep -o '"name": "context-[0-9]*"' | wc -l) context hosts and a query host are ready"
+for switch in s1 s2; do
+    [ "$(grep -cE "^(island|rack) = \"$switch\"" "$folder/run/topology.toml")" = 4 ] || failed "two nodes at switch $switch are not labelled so"
+done
+said "nodes have the labels of their switches"
 cluster job submit --input "$folder/question.jsonl" --max-tokens 48 | grep -qF "$gold" || failed "the answer has no $gold"
 wanted=$(answer)
 said "the answer has $gold: $wanted"

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 pub use body::ErrorBody;
 pub use placement::PlacementRefusal;
+pub(crate) use placement::mebibytes;
 
 use crate::store::StoreError;
 

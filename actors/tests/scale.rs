@@ -17,7 +17,7 @@ use asterism_actors::{
     store::{Change, RedbStore, StateStore},
     supervisor::{
         Candidate, Demand, HostSpec, Liveness, Origin, PreparedContext, PreparedJob, Question, Recovery, ServedModel,
-        SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, place,
+        SessionLimits, Source, SupervisorCommand, SupervisorConfig, SupervisorEvent, SupervisorState, Wanted, place,
     },
     ticket::Secret,
 };
@@ -281,13 +281,15 @@ fn shards_are_placed_in_a_time_that_grows_as_they_do() {
         ((0..hosts).map(|host| format!("n{}", host / 8)).collect(), BTreeMap::new());
     let candidate = |host: usize| {
         let (node, labels) = (nodes[host].as_str(), &labels);
-        Candidate { host, node, labels, rank: 0, free_bytes: Some(1 << 40), busy: host % 3, numerics: None }
+        Candidate { host, node, labels, rank: 0, detour: 0, free_bytes: Some(1 << 40), busy: host % 3, numerics: None }
     };
     let candidates: Vec<Candidate> = (0..hosts).map(candidate).collect();
     for each in [1, 8] {
         let demand = |block| Demand { block, logical: block / each, kv_bytes: 1 << 20 };
         let demands: Vec<Demand> = (0..hosts * each).map(demand).collect();
-        let (placed, ms) = timed(|| place(&demands, &candidates, &PlacementPolicy::default()).expect("there is room"));
+        let policy = &PlacementPolicy::default();
+        let wanted = Wanted { demands: &demands, policy, exchanges: false };
+        let (placed, ms) = timed(|| place(&wanted, &candidates).expect("there is room"));
         println!("{} shards on {hosts} hosts placed in {ms:.1} ms", placed.len());
         assert!(ms < 200.0, "{ms} ms");
     }

@@ -19,7 +19,7 @@ use commands::{
     bench, certificates, chaos,
     cluster::{self, backup, events, host, launch, process, top},
     completions, config, demo, doctor, evaluate,
-    jobs::{job, plan, session},
+    jobs::{job, plan, session, simulate},
     model, self_test,
 };
 
@@ -81,6 +81,8 @@ pub enum Verb {
     Eval(Box<evaluate::EvalArgs>),
     /// What a job would cost each host, before anything runs
     Plan(plan::PlanArgs),
+    /// What a cluster of any size would do with a document while hosts fail, before there is one
+    Simulate(simulate::SimulateArgs),
     /// Time the model on this machine, without a cluster
     #[command(subcommand)]
     Bench(bench::BenchVerb),
@@ -140,6 +142,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Config(verb) => config::run(globals, verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
         Verb::Plan(args) => plan::run(globals, &args),
+        Verb::Simulate(args) => simulate::run(globals, &args),
         Verb::Bench(verb) => bench::run(globals, verb),
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Chaos(args) => chaos::run(globals, &args),

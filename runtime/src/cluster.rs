@@ -24,7 +24,8 @@ use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::Place;
 
 pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
-use clashes::{check_free, check_name, check_tcp_ports};
+pub(crate) use clashes::check_name;
+use clashes::{check_free, check_tcp_ports};
 pub use data::Data;
 pub use error::{ClusterError, FILE_VERSION};
 pub use file::sample;

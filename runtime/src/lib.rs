@@ -11,3 +11,4 @@ pub mod eval;
 pub mod globals;
 pub mod observe;
 pub mod processes;
+pub mod simulation;

@@ -4,7 +4,7 @@ use std::fs;
 
 use tests::golden;
 
-use super::{Place, SMALL};
+use super::{Place, SMALL, validate};
 
 /// A place with three context hosts.
 fn wide() -> Place {
@@ -145,4 +145,54 @@ fn a_plan_and_its_explanation_count_pairs_alike() {
 #[test]
 fn what_no_model_takes_is_refused_by_the_options_of_plan() {
     insta::assert_snapshot!([wide().says(&["plan", "--tokens", "0"]), plan_of("16384", "dense")].join("\n"));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_in_one_line() {
+    let place = wide();
+    let cases: [(&[&str], &str); 5] = [
+        (&["--hosts", "0"], "'0' is not a whole number from 1 to 16384"),
+        (
+            &["--hosts", "4", "--failures", "5"],
+            "--failures 5: there are 4 context hosts, expected no more failures than that",
+        ),
+        (&["--tokens", "10q"], "'10q' is not a number of tokens"),
+        (&["--tflops", "0"], "'0' is not a number of Tflop/s above 0"),
+        (&["--tokens", "0"], "--tokens 0 --query-tokens 64: expected at least 1 each"),
+    ];
+    for (options, words) in cases {
+        let tokens: &[&str] = if options.contains(&"--tokens") { &[] } else { &["--tokens", "10k"] };
+        let said = place.says(&[&["simulate"], tokens, options].concat());
+        assert!(said.contains(words) && said.contains("exit 2"), "{options:?}: {said}");
+        assert_eq!(said.matches("error:").count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_simulation_says_what_happens_and_draws_it() {
+    let place = wide();
+    let options =
+        ["simulate", "--tokens", "60k", "--hosts", "12", "--failures", "2", "--method", "star:anchor_tokens=512"];
+    let (said, again) = (place.says(&options), place.says(&options));
+    let timeline =
+        |said: &str| said.lines().take_while(|line| !line.contains(" in ")).map(str::to_owned).collect::<Vec<_>>();
+    assert!(said.contains("exit 0") && said.contains("the job has ended: succeeded"), "{said}");
+    assert!(said.contains("Tflop/s a host are assumed") && said.contains("its bound of"), "{said}");
+    assert_eq!(timeline(&said), timeline(&again), "a seed gives one run");
+}
+
+#[test]
+fn plan_says_who_got_no_shard_and_why() {
+    let node = "address = \"127.0.0.1\"\nlabels = { island = \"s\", rack = \"r1\" }";
+    let spare = "[[host]]\nname = \"other\"\nrole = \"spare\"\nlabels = { rack = \"r2\" }\n";
+    let place = Place::new(&(SMALL.replace("address = \"127.0.0.1\"", node) + spare));
+    let said = place.says(&["plan", "--tokens", "2000", "--method", "auto", "--explain"]);
+    assert!(said.contains("shards on context-0"), "{said}");
+    assert!(said.contains("not on other: a spare or slow host"), "{said}");
+    let wrong = SMALL.replace("address = \"127.0.0.1\"", "address = \"127.0.0.1\"\nlabels = { host = \"a\" }");
+    let said = validate(&wrong);
+    assert!(
+        said.contains("exit 2") && said.contains("node.labels") && said.contains("no label 'host' of 'local'"),
+        "{said}"
+    );
 }

@@ -59,7 +59,8 @@ impl PlacementRefusal {
     }
 }
 
-fn mebibytes(bytes: u64) -> String {
+/// Bytes in words.
+pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 

@@ -21,7 +21,9 @@ pub use config::{
 };
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
-pub use placement::{Candidate, Demand, MixedNumerics, place, place_among_equals};
+pub use placement::{
+    Candidate, Demand, ISLAND_LABEL, MixedNumerics, NotTaken, RACK_LABEL, Wanted, explain, place, place_among_equals,
+};
 pub use prepare::{ModelFront, is_continued};
 pub use scheduler::limits as scheduling;
 pub use shell::{

@@ -91,7 +91,7 @@ pub(super) fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), Clus
 }
 
 /// Names become file names, certificate names and metric labels.
-pub(super) fn check_name(key: &'static str, name: &str) -> Result<(), ClusterError> {
+pub(crate) fn check_name(key: &'static str, name: &str) -> Result<(), ClusterError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.bytes().all(plain)
         && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())

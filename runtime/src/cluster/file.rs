@@ -325,6 +325,9 @@ pub struct NodeSection {
     pub name: String,
     /// Its IP address.
     pub address: String,
+    /// What its hosts are labelled with, beside their own, such as a rack and an island.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 impl ClusterFile {

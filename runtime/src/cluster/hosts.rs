@@ -12,7 +12,7 @@ use super::{
     host::{LEAST_MEMORY, MOST_THREADS},
 };
 use crate::cluster::{
-    file::{ClusterFile, Device, Devices, HostSection, Role},
+    file::{ClusterFile, Device, Devices, HostSection, NodeSection, Role},
     size::Bytes,
 };
 
@@ -22,7 +22,7 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
     for node in &file.nodes {
         check_name("node.name", &node.name)?;
         check_free("node", &node.name)?;
-        if nodes.iter().any(|(name, _)| *name == node.name) {
+        if nodes.iter().any(|(known, _): &(&NodeSection, Place)| known.name == node.name) {
             return Err(ClusterError::Duplicate { kind: "node", name: node.name.clone() });
         }
         let address: Place = node.address.parse().map_err(|_| ClusterError::Address {
@@ -30,7 +30,8 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
             got: node.address.clone(),
             expected: "an IP address such as 127.0.0.1, or a name such as south.example",
         })?;
-        nodes.push((node.name.as_str(), address));
+        labels("node.labels", &node.labels, &node.name)?;
+        nodes.push((node, address));
     }
     let hosts = file.hosts.iter().map(|section| host(file, section, &nodes)).collect::<Result<Vec<_>, _>>()?;
     check_unique(&hosts)?;
@@ -52,7 +53,7 @@ pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host
     Ok(hosts)
 }
 
-fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> Result<Host, ClusterError> {
+fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&NodeSection, Place)]) -> Result<Host, ClusterError> {
     check_name("host.name", &section.name)?;
     let (name, model) = file.model_of(section);
     let model_name = name.map(str::to_owned);
@@ -69,10 +70,10 @@ fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> R
         })?
         .device;
     let (node, address) = match &section.node {
-        Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
+        Some(name) => nodes.iter().find(|(known, _)| known.name == *name).ok_or_else(|| ClusterError::UnknownNode {
             host: section.name.clone(),
             node: name.clone(),
-            known: nodes.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+            known: nodes.iter().map(|(node, _)| node.name.as_str()).collect::<Vec<_>>().join(", "),
         })?,
         None => match nodes {
             [only] => only,
@@ -84,7 +85,7 @@ fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> R
         check_name("host.process", process)?;
         check_free("process", process)?;
     }
-    if nodes.iter().any(|(name, _)| *name == section.name) {
+    if nodes.iter().any(|(node, _)| node.name == section.name) {
         return Err(ClusterError::TakenName { kind: "host", name: section.name.clone(), owner: "a node" });
     }
     if let Some(got) = section.threads.filter(|threads| !(1..=MOST_THREADS).contains(threads)) {
@@ -96,10 +97,12 @@ fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> R
         let expected = format!("at least 1 MiB ({LEAST_MEMORY} bytes); write a unit, such as \"8GiB\"");
         return Err(ClusterError::Value { key: "host.memory_limit", got: got.to_string(), expected });
     }
-    let (labels, devices) = (labels(section)?, devices(section, device)?);
+    labels("host.labels", &section.labels, &section.name)?;
+    let devices = devices(section, device)?;
+    let name = (NAME_LABEL.to_owned(), section.name.clone());
     Ok(Host {
         name: section.name.clone(),
-        node: (*node).to_owned(),
+        node: node.name.clone(),
         process: section.process.clone().unwrap_or_else(|| section.name.clone()),
         role: section.role,
         model: model_name,
@@ -108,23 +111,22 @@ fn host(file: &ClusterFile, section: &HostSection, nodes: &[(&str, Place)]) -> R
         address: PlacePort { place: address.clone(), port: section.port },
         threads: section.threads,
         memory_limit,
-        labels,
+        labels: node.labels.clone().into_iter().chain(section.labels.clone()).chain([name]).collect(),
     })
 }
 
-/// Its own labels, and its name, so that a job can ask for one host.
-fn labels(section: &HostSection) -> Result<BTreeMap<String, String>, ClusterError> {
-    section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
-    if let Some(got) = section.labels.get(MODEL_LABEL) {
-        let expected = format!("no label '{MODEL_LABEL}': write model = \"{got}\" instead");
-        return Err(ClusterError::Value { key: "host.labels", got: format!("{MODEL_LABEL} = {got:?}"), expected });
+/// Refuses labels that a host has of itself, so that a job can ask for one: its model and its name.
+fn labels(key: &'static str, labels: &BTreeMap<String, String>, of: &str) -> Result<(), ClusterError> {
+    labels.iter().flat_map(|(name, value)| [name, value]).try_for_each(|part| check_name(key, part))?;
+    if let Some(got) = labels.get(MODEL_LABEL) {
+        let expected = format!("no label '{MODEL_LABEL}': of a host write model = \"{got}\" instead");
+        return Err(ClusterError::Value { key, got: format!("{MODEL_LABEL} = {got:?}"), expected });
     }
-    if let Some(got) = section.labels.get(NAME_LABEL) {
-        let expected = format!("no label '{NAME_LABEL}': that is '{}' there, its own name", section.name);
-        return Err(ClusterError::Value { key: "host.labels", got: format!("{NAME_LABEL} = {got:?}"), expected });
+    if let Some(got) = labels.get(NAME_LABEL) {
+        let expected = format!("no label '{NAME_LABEL}' of '{of}': a host's is its own name");
+        return Err(ClusterError::Value { key, got: format!("{NAME_LABEL} = {got:?}"), expected });
     }
-    let name = [(NAME_LABEL.to_owned(), section.name.clone())];
-    Ok(section.labels.clone().into_iter().chain(name).collect())
+    Ok(())
 }
 
 /// Its own, or that of the model.

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    candidate::{Candidate, Demand},
+    candidate::{Candidate, Wanted},
     place,
 };
 use crate::{api::PlacementPolicy, error::PlacementRefusal};
@@ -21,37 +21,36 @@ pub enum MixedNumerics {
     Mark,
 }
 
-/// The host of each demand, in their order: all of equal numerics, of those `wanted` where that is said. Otherwise of those
+/// The host of each demand, in their order: all of equal numerics, of those of `numerics` where that is said. Otherwise of those
 /// that most hosts of the lowest rank have, as far as they have room. A host of which nothing is known is equal to any.
 ///
 /// # Errors
 /// That of [`place`] where it would find nothing among all of them; [`PlacementRefusal::UnequalNumerics`] where it would.
 pub fn place_among_equals(
-    demands: &[Demand],
+    wanted: &Wanted,
     candidates: &[Candidate],
-    policy: &PlacementPolicy,
-    wanted: Option<&str>,
+    numerics: Option<&str>,
 ) -> Result<Vec<usize>, PlacementRefusal> {
-    let known = groups(candidates, policy);
-    let groups = match wanted {
-        Some(wanted) => vec![wanted],
+    let known = groups(candidates, wanted.policy);
+    let groups = match numerics {
+        Some(numerics) => vec![numerics],
         None => known.iter().map(|(numerics, _)| *numerics).collect(),
     };
     if groups.is_empty() || candidates.iter().all(|candidate| candidate.numerics == Some(groups[0])) {
-        return place(demands, candidates, policy);
+        return place(wanted, candidates);
     }
-    for numerics in groups {
-        let equal = |candidate: &&Candidate| candidate.numerics.is_none_or(|has| has == numerics);
+    for group in groups {
+        let equal = |candidate: &&Candidate| candidate.numerics.is_none_or(|has| has == group);
         let equals: Vec<Candidate> = candidates.iter().filter(equal).copied().collect();
-        if let Ok(hosts) = place(demands, &equals, policy) {
+        if let Ok(hosts) = place(wanted, &equals) {
             return Ok(hosts);
         }
     }
-    place(demands, candidates, policy)?;
+    place(wanted, candidates)?;
     let of = |(numerics, hosts): &(&str, usize)| format!("{hosts} of {numerics}");
     Err(PlacementRefusal::UnequalNumerics {
-        shards: demands.len(),
-        wanted: wanted.map(str::to_owned),
+        shards: wanted.demands.len(),
+        wanted: numerics.map(str::to_owned),
         known: known.iter().map(of).collect::<Vec<_>>().join(", "),
     })
 }
@@ -79,6 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::supervisor::placement::Demand;
 
     const A: &str = "cpu avx2 f32 1";
     const B: &str = "cpu portable f32 1";
@@ -96,6 +96,7 @@ mod tests {
             node: "a",
             labels: &labels,
             rank,
+            detour: 0,
             free_bytes: Some(free),
             busy: 0,
             numerics,
@@ -112,7 +113,8 @@ mod tests {
             .collect();
         let candidates: Vec<Candidate> = hosts.iter().enumerate().map(candidate).collect();
         let demands: Vec<Demand> = (0..shards).map(|at| Demand { block: at, logical: at, kv_bytes: 1 }).collect();
-        place_among_equals(&demands, &candidates, &PlacementPolicy::default(), wanted)
+        let policy = &PlacementPolicy::default();
+        place_among_equals(&Wanted { demands: &demands, policy, exchanges: false }, &candidates, wanted)
     }
 
     #[test]

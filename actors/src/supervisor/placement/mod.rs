@@ -2,27 +2,28 @@
 
 mod candidate;
 mod equals;
+mod explained;
 mod host_order;
+mod islands;
 #[cfg(test)]
 mod reference;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use candidate::{Candidate, Demand};
+pub use candidate::{Candidate, Demand, FailureDomain, ISLAND_LABEL, RACK_LABEL, Wanted, island_of};
 pub use equals::{MixedNumerics, place_among_equals};
+pub use explained::{NotTaken, explain};
 use host_order::{HostOrder, deal_tightly};
 
-use crate::{api::PlacementPolicy, error::PlacementRefusal};
+use crate::error::PlacementRefusal;
 
 /// The host of each demand, in their order.
 ///
-/// Lower ranks first, then hosts with fewer shards, then as the policy arranges, then by index. Where shards are of equal
-/// size, a placement is found whenever there is one.
-pub fn place(
-    demands: &[Demand],
-    candidates: &[Candidate],
-    policy: &PlacementPolicy,
-) -> Result<Vec<usize>, PlacementRefusal> {
+/// Shards that pass each other something go to one island where one has room. Otherwise, and within it: lower ranks first, then the
+/// least detour, then hosts with fewer shards, then as the policy arranges, then by index. Where shards are of equal size, a
+/// placement is found whenever there is one.
+pub fn place(wanted: &Wanted, candidates: &[Candidate]) -> Result<Vec<usize>, PlacementRefusal> {
+    let Wanted { demands, policy, exchanges } = *wanted;
     let shards = demands.len();
     if candidates.is_empty() {
         return Err(PlacementRefusal::NoHost { shards });
@@ -32,7 +33,10 @@ pub fn place(
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
-    let order = HostOrder::new(&matching, policy.arrangement, demands);
+    if let Some(placed) = exchanges.then(|| islands::within_one(wanted, &matching)).flatten() {
+        return Ok(placed);
+    }
+    let order = HostOrder::new(&matching, wanted, &islands_in_turn(wanted, &matching));
     order.deal_groups(demands).or_else(|| deal_tightly(&matching, demands)).ok_or_else(|| {
         PlacementRefusal::NotEnoughMemory {
             shards,
@@ -41,6 +45,11 @@ pub fn place(
             free: matching.iter().filter_map(|candidate| Some((candidate.host, candidate.free_bytes?))).collect(),
         }
     })
+}
+
+/// Which islands come first, where that counts.
+fn islands_in_turn<'a>(wanted: &Wanted, matching: &[Candidate<'a>]) -> BTreeMap<&'a str, usize> {
+    if wanted.exchanges { islands::in_turn(matching) } else { BTreeMap::new() }
 }
 
 fn no_such_labels(candidates: &[Candidate], wanted: &BTreeMap<String, String>) -> PlacementRefusal {
@@ -64,14 +73,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::api::Arrangement;
+    use crate::api::{Arrangement, PlacementPolicy};
 
-    /// A host of a test: node, labels, rank, room, shards it has.
+    /// A host of a test: node, labels, rank, detour, room, shards it has.
     #[derive(Clone, Debug)]
     struct Host {
         node: String,
         labels: BTreeMap<String, String>,
         rank: u8,
+        detour: u8,
         free: Option<u64>,
         busy: usize,
     }
@@ -82,7 +92,10 @@ mod tests {
 
     /// Hosts on these nodes, with unlimited memory and nothing to do.
     fn hosts(nodes: &[&str]) -> Vec<Host> {
-        let host = |node: &&str| Host { node: node.to_string(), labels: labels(&[]), rank: 0, free: None, busy: 0 };
+        let host = |node: &&str| {
+            let (node, labels) = (node.to_string(), labels(&[]));
+            Host { node, labels, rank: 0, detour: 0, free: None, busy: 0 }
+        };
         nodes.iter().map(host).collect()
     }
 
@@ -98,6 +111,7 @@ mod tests {
             node: hosts[host].node.as_str(),
             labels: &hosts[host].labels,
             rank: of.rank,
+            detour: of.detour,
             free_bytes: of.free,
             busy: of.busy,
             numerics: None,
@@ -106,12 +120,20 @@ mod tests {
     }
 
     fn placed(hosts: &[Host], demands: &[Demand], policy: &PlacementPolicy) -> Result<Vec<usize>, PlacementRefusal> {
-        place(demands, &candidates(hosts), policy)
+        place(&Wanted { demands, policy, exchanges: false }, &candidates(hosts))
+    }
+
+    /// The same of shards that pass each other something.
+    fn placed_near(hosts: &[Host], demands: &[Demand]) -> Option<Vec<usize>> {
+        let policy = &PlacementPolicy::default();
+        place(&Wanted { demands, policy, exchanges: true }, &candidates(hosts)).ok()
     }
 
     /// The same by looking at every host for every shard.
-    fn looked_up(hosts: &[Host], demands: &[Demand], arrangement: Arrangement) -> Option<Vec<usize>> {
-        let order = reference::ReferenceHostOrder::new(candidates(hosts), arrangement);
+    fn looked_up(hosts: &[Host], wanted: &Wanted) -> Option<Vec<usize>> {
+        let (candidates, demands) = (candidates(hosts), wanted.demands);
+        let islands = islands_in_turn(wanted, &candidates);
+        let order = reference::ReferenceHostOrder::new(candidates, wanted.policy.arrangement, islands);
         order.clone().deal_groups(demands).or_else(|| order.deal_tightly(demands))
     }
 
@@ -210,10 +232,15 @@ mod tests {
 
     fn any_host() -> impl Strategy<Value = Host> {
         let free = prop_oneof![1 => Just(None), 5 => (0u64..40).prop_map(Some)];
-        ("[ab]", prop_oneof!["x", "y"], 0..2u8, free, 0..3usize).prop_map(|(node, rack, rank, free, busy)| Host {
+        let island = prop_oneof![Just(None), Just(Some("i")), Just(Some("j"))];
+        let place = ("[abc]", prop_oneof!["x", "y"], island);
+        (place, 0..2u8, 0..3u8, free, 0..3usize).prop_map(|((node, rack, island), rank, detour, free, busy)| Host {
             node,
-            labels: labels(&[("rack", &rack)]),
+            labels: labels(
+                &[("rack", rack.as_str())].into_iter().chain(island.map(|one| ("island", one))).collect::<Vec<_>>(),
+            ),
             rank,
+            detour,
             free,
             busy,
         })
@@ -252,11 +279,77 @@ mod tests {
             hosts in prop::collection::vec(any_host(), 1..12),
             sizes in prop::collection::vec((0..6usize, prop_oneof![Just(7u64), 0u64..20]), 0..20),
             arrangement in prop_oneof![Just(Arrangement::Spread), Just(Arrangement::Pack)],
+            exchanges in any::<bool>(),
         ) {
             let demand = |(block, &(logical, kv_bytes)): (usize, &(usize, u64))| Demand { block, logical, kv_bytes };
             let demands: Vec<Demand> = sizes.iter().enumerate().map(demand).collect();
             let policy = PlacementPolicy { arrangement, ..PlacementPolicy::default() };
-            prop_assert_eq!(placed(&hosts, &demands, &policy).ok(), looked_up(&hosts, &demands, arrangement));
+            let wanted = Wanted { demands: &demands, policy: &policy, exchanges };
+            let candidates = candidates(&hosts);
+            let order = HostOrder::new(&candidates, &wanted, &islands_in_turn(&wanted, &candidates));
+            let found = order.deal_groups(&demands).or_else(|| deal_tightly(&candidates, &demands));
+            prop_assert_eq!(found, looked_up(&hosts, &wanted));
+        }
+
+        #[test]
+        fn exchanges_stay_in_one_island_where_one_has_a_host_for_each_part(
+            islands in prop::collection::vec((1..6usize, 0..3usize), 1..5),
+            parts in 1..8usize,
+        ) {
+            let island = |(at, &(hosts, busy)): (usize, &(usize, usize))| (0..hosts).map(move |host| Host {
+                node: format!("{at}-{host}"),
+                labels: labels(&[("island", &at.to_string())]),
+                rank: 0,
+                detour: 0,
+                free: Some(1),
+                busy,
+            });
+            let hosts: Vec<Host> = islands.iter().enumerate().flat_map(island).collect();
+            let found = placed_near(&hosts, &each(parts, 1));
+            prop_assert_eq!(found.is_some(), parts <= hosts.len());
+            let Some(found) = found else { return Ok(()) };
+            let used: BTreeSet<&str> = found.iter().map(|host| hosts[*host].labels["island"].as_str()).collect();
+            match islands.iter().filter(|(hosts, _)| *hosts >= parts).map(|(_, busy)| *busy).min() {
+                Some(least) => {
+                    prop_assert_eq!(used.len(), 1, "one island has room");
+                    prop_assert_eq!(hosts[found[0]].busy, least, "that of the least to do");
+                }
+                None => prop_assert!(used.len() > 1),
+            }
+        }
+
+        #[test]
+        fn independent_shards_lie_evenly_over_failure_domains(
+            racks in 2..5usize, nodes in 1..3usize, each_node in 1..3usize, shards in 1..12usize,
+        ) {
+            let host = |at: usize| Host {
+                node: format!("n{}", at / each_node),
+                labels: labels(&[("rack", &(at / each_node / nodes).to_string())]),
+                rank: 0,
+                detour: 0,
+                free: None,
+                busy: 0,
+            };
+            let hosts: Vec<Host> = (0..racks * nodes * each_node).map(host).collect();
+            let found = placed(&hosts, &each(shards, 1), &PlacementPolicy::default()).unwrap();
+            let mut own = vec![0; racks];
+            found.iter().for_each(|host| own[host / (nodes * each_node)] += 1);
+            prop_assert!(own.iter().max().unwrap() - own.iter().min().unwrap() <= 1, "{own:?}");
+        }
+
+        #[test]
+        fn a_detour_is_taken_only_where_nothing_else_has_room(
+            hosts in prop::collection::vec(any_host(), 1..6), parts in 1..6usize,
+        ) {
+            let demands = each(parts, 5);
+            let Ok(found) = placed(&hosts, &demands, &PlacementPolicy::default()) else { return Ok(()) };
+            for host in found.iter().map(|host| &hosts[*host]) {
+                let better = |other: &(usize, &Host)| (other.1.rank, other.1.detour) < (host.rank, host.detour);
+                for (at, other) in hosts.iter().enumerate().filter(better) {
+                    let own = found.iter().filter(|host| **host == at).count() as u64;
+                    prop_assert!(other.free.is_some_and(|free| free < 5 * (own + 1)), "host {} had room", at);
+                }
+            }
         }
 
         #[test]

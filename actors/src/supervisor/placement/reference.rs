@@ -31,12 +31,18 @@ impl ReferenceHostLoad<'_> {
 pub(super) struct ReferenceHostOrder<'a> {
     hosts: Vec<ReferenceHostLoad<'a>>,
     arrangement: Arrangement,
+    /// Which islands come first.
+    islands: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> ReferenceHostOrder<'a> {
-    pub(super) fn new(matching: Vec<Candidate<'a>>, arrangement: Arrangement) -> Self {
+    pub(super) fn new(
+        matching: Vec<Candidate<'a>>,
+        arrangement: Arrangement,
+        islands: BTreeMap<&'a str, usize>,
+    ) -> Self {
         let place = |candidate: Candidate<'a>| ReferenceHostLoad { candidate, room: candidate.free_bytes, own: 0 };
-        Self { hosts: matching.into_iter().map(place).collect(), arrangement }
+        Self { hosts: matching.into_iter().map(place).collect(), arrangement, islands }
     }
 
     /// Deals shards of one logical host together where they fit.
@@ -45,11 +51,12 @@ impl<'a> ReferenceHostOrder<'a> {
         for (at, demand) in demands.iter().enumerate() {
             groups.entry(demand.logical).or_default().push(at);
         }
-        let ranks: BTreeSet<u8> = self.hosts.iter().map(|host| host.candidate.rank).collect();
+        let standings: BTreeSet<(u8, u8)> = self.hosts.iter().map(|host| host.candidate.standing()).collect();
         let mut hosts = vec![0; demands.len()];
         for group in groups.values() {
             let bytes: Vec<u64> = group.iter().map(|&at| demands[at].kv_bytes).collect();
-            let dealt = ranks.iter().find_map(|&rank| self.together(&bytes, rank).or_else(|| self.apart(&bytes, rank)));
+            let mut deal = |&upto: &(u8, u8)| self.together(&bytes, upto).or_else(|| self.apart(&bytes, upto));
+            let dealt = standings.iter().find_map(&mut deal);
             for (&at, place) in group.iter().zip(dealt?) {
                 hosts[at] = self.hosts[place].candidate.host;
             }
@@ -57,19 +64,19 @@ impl<'a> ReferenceHostOrder<'a> {
         Some(hosts)
     }
 
-    /// All of a group on one host up to a rank.
-    fn together(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
+    /// All of a group on one host up to a standing.
+    fn together(&mut self, bytes: &[u64], upto: (u8, u8)) -> Option<Vec<usize>> {
         let sum = bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-        let place = self.best(sum, rank)?;
+        let place = self.best(sum, upto)?;
         bytes.iter().for_each(|&bytes| self.hosts[place].take(bytes));
         Some(vec![place; bytes.len()])
     }
 
-    /// Each of a group where it fits, on hosts up to a rank.
-    fn apart(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
+    /// Each of a group where it fits, on hosts up to a standing.
+    fn apart(&mut self, bytes: &[u64], upto: (u8, u8)) -> Option<Vec<usize>> {
         let mut tried = self.clone();
         let mut take = |&bytes: &u64| {
-            let place = tried.best(bytes, rank)?;
+            let place = tried.best(bytes, upto)?;
             tried.hosts[place].take(bytes);
             Some(place)
         };
@@ -87,7 +94,7 @@ impl<'a> ReferenceHostOrder<'a> {
             let bytes = demands[at].kv_bytes;
             let fitting = self.hosts.iter_mut().filter(|host| host.fits(bytes));
             let key = |host: &&mut ReferenceHostLoad| {
-                (host.candidate.rank, host.room.unwrap_or(u64::MAX), host.candidate.host)
+                (host.candidate.standing(), host.room.unwrap_or(u64::MAX), host.candidate.host)
             };
             let place = fitting.min_by_key(key)?;
             place.take(bytes);
@@ -96,9 +103,9 @@ impl<'a> ReferenceHostOrder<'a> {
         Some(hosts)
     }
 
-    /// The host that comes first of those up to a rank with room for `bytes`.
-    fn best(&self, bytes: u64, rank: u8) -> Option<usize> {
-        let allowed = |place: &usize| self.hosts[*place].candidate.rank <= rank && self.hosts[*place].fits(bytes);
+    /// The host that comes first of those up to a standing with room for `bytes`.
+    fn best(&self, bytes: u64, upto: (u8, u8)) -> Option<usize> {
+        let allowed = |place: &usize| self.hosts[*place].candidate.standing() <= upto && self.hosts[*place].fits(bytes);
         let places = 0..self.hosts.len();
         match self.arrangement {
             Arrangement::Spread => places.filter(allowed).min_by_key(|&place| self.spread_key(place)),
@@ -106,22 +113,36 @@ impl<'a> ReferenceHostOrder<'a> {
         }
     }
 
-    /// Idle hosts first, of these the one whose node has the fewest of the job's shards.
+    /// Idle hosts first, of these the one of the island that comes first, then the one whose failure domain and node have the fewest
+    /// of the job's shards.
     fn spread_key(&self, place: usize) -> impl Ord + use<> {
         let ReferenceHostLoad { candidate, own, .. } = &self.hosts[place];
-        let on_node: usize = self.of_node(candidate.node).map(|host| host.own).sum();
-        (candidate.rank, candidate.busy + own, on_node, candidate.host)
+        let in_domain = self.hosts.iter().filter(|host| host.candidate.domain() == candidate.domain());
+        let in_domain: usize = in_domain.map(|host| host.own).sum();
+        let on_node: usize = self.of_node(candidate).map(|host| host.own).sum();
+        (candidate.standing(), candidate.busy + own, self.island(candidate), in_domain, on_node, candidate.host)
     }
 
-    /// Hosts without a shard of the job first, of these those on nodes in use, then those on the node with the most of them.
+    /// Hosts without a shard of the job first, of these those of the island that comes first, then those on nodes in use, then
+    /// those on the node with the most of them.
     fn pack_key(&self, place: usize) -> impl Ord + use<> {
         let ReferenceHostLoad { candidate, own, .. } = &self.hosts[place];
-        let in_use = self.of_node(candidate.node).any(|host| host.own > 0);
-        let unused = self.of_node(candidate.node).filter(|host| host.candidate.rank == candidate.rank && host.own == 0);
-        (candidate.rank, *own, !in_use, Reverse(unused.count()), candidate.busy, candidate.host)
+        let in_use = self.of_node(candidate).any(|host| host.own > 0);
+        let alike = |host: &&ReferenceHostLoad| {
+            host.candidate.standing() == candidate.standing()
+                && self.island(&host.candidate) == self.island(candidate)
+                && host.own == 0
+        };
+        let unused = self.of_node(candidate).filter(alike).count();
+        let (standing, island) = (candidate.standing(), self.island(candidate));
+        (standing, *own, island, !in_use, Reverse(unused), candidate.busy, candidate.host)
     }
 
-    fn of_node<'b>(&'b self, node: &'b str) -> impl Iterator<Item = &'b ReferenceHostLoad<'a>> {
-        self.hosts.iter().filter(move |host| host.candidate.node == node)
+    fn island(&self, candidate: &Candidate<'a>) -> usize {
+        candidate.island().and_then(|island| self.islands.get(island).copied()).unwrap_or(self.islands.len())
+    }
+
+    fn of_node<'b>(&'b self, of: &'b Candidate<'a>) -> impl Iterator<Item = &'b ReferenceHostLoad<'a>> {
+        self.hosts.iter().filter(|host| host.candidate.node == of.node && host.candidate.domain() == of.domain())
     }
 }

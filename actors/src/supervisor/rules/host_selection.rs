@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use asterism_models::ShardIdentity;
+use asterism_plan::Exchange;
 
 use crate::{
-    api::Role,
+    api::{HostHealth, Role},
     cores::GpuMemory,
     error::{JobError, PlacementRefusal},
     supervisor::{
         config::SupervisorConfig,
-        placement::{Candidate, Demand, MixedNumerics, place, place_among_equals},
+        placement::{Candidate, Demand, FailureDomain, MixedNumerics, Wanted, island_of, place, place_among_equals},
         tables::{
             context::Context,
             contexts::{Contexts, Load},
@@ -96,9 +97,11 @@ impl<'a> HostSelection<'a> {
         let candidates = self.candidates(prepared.model(), |load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
         let (demands, policy) = (demands(prepared, reused, &blocks), &prepared.placement);
+        // Which of the hosts with room is one and the same here.
+        let wanted = Wanted { demands: &demands, policy, exchanges: false };
         let placed = match self.config.mixed_numerics {
-            MixedNumerics::Refuse => place_among_equals(&demands, &candidates, policy, None),
-            MixedNumerics::Mark => place(&demands, &candidates, policy),
+            MixedNumerics::Refuse => place_among_equals(&wanted, &candidates, None),
+            MixedNumerics::Mark => place(&wanted, &candidates),
         };
         placed.map(drop).map_err(JobError::Placement)
     }
@@ -118,7 +121,7 @@ impl<'a> HostSelection<'a> {
             let taken = record.spec.weight_bytes + held(&load);
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
             let (node, labels, numerics) = (record.spec.node.as_str(), &record.spec.labels, record.numerics.as_deref());
-            Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })
+            Some(Candidate { host, node, labels, rank, detour: 0, free_bytes, busy: load.unready, numerics })
         };
         let is_of = |host: &usize| self.hosts.at(*host).spec.model() == model;
         (0..self.config.hosts.len()).filter(|host| is_of(host) && fit(*host)).filter_map(candidate).collect()
@@ -159,21 +162,15 @@ impl<'a> HostSelection<'a> {
         if self.config.mixed_numerics == MixedNumerics::Mark
             && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
         {
-            return self.find(context, |candidates| {
-                place(&demands(&context.prepared, &context.reused, blocks), candidates, &context.prepared.placement)
-            });
+            return self.find(context, blocks, place);
         }
         found
     }
 
     /// Hosts of equal numerics for `blocks` of a context now.
     pub fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
-        let wanted = self.wanted(context, blocks);
-        self.find(context, |candidates| {
-            let demands = demands(&context.prepared, &context.reused, blocks);
-            let policy = &context.prepared.placement;
-            place_among_equals(&demands, candidates, policy, wanted.as_deref())
-        })
+        let numerics = self.wanted(context, blocks);
+        self.find(context, blocks, |wanted, candidates| place_among_equals(wanted, candidates, numerics.as_deref()))
     }
 
     /// Hosts of equal numerics for `blocks` of a context now, of those that `fit`.
@@ -183,11 +180,13 @@ impl<'a> HostSelection<'a> {
         blocks: &[usize],
         fit: impl Fn(usize) -> bool,
     ) -> Result<Vec<usize>, PlacementRefusal> {
-        let wanted = self.wanted(context, blocks);
+        let numerics = self.wanted(context, blocks);
         let takes = |host| self.hosts.at(host).takes_work() && fit(host);
         let demands = demands(&context.prepared, &context.reused, blocks);
         let candidates = self.candidates(context.prepared.model(), |load| load.kv_bytes, takes);
-        let found = place_among_equals(&demands, &candidates, &context.prepared.placement, wanted.as_deref());
+        let policy = &context.prepared.placement;
+        let wanted = Wanted { demands: &demands, policy, exchanges: exchange(context, blocks) };
+        let found = place_among_equals(&wanted, &candidates, numerics.as_deref());
         found.map(|hosts| of_one_host(context, hosts))
     }
 
@@ -195,13 +194,46 @@ impl<'a> HostSelection<'a> {
     fn find(
         &self,
         context: &Context,
-        place: impl Fn(&[Candidate]) -> Result<Vec<usize>, PlacementRefusal>,
+        blocks: &[usize],
+        place: impl Fn(&Wanted, &[Candidate]) -> Result<Vec<usize>, PlacementRefusal>,
     ) -> Result<Vec<usize>, PlacementRefusal> {
+        let demands = demands(&context.prepared, &context.reused, blocks);
+        let policy = &context.prepared.placement;
+        let wanted = Wanted { demands: &demands, policy, exchanges: exchange(context, blocks) };
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            place(&self.with_room(context.prepared.model(), takes)).map(|hosts| of_one_host(context, hosts))
+            let mut candidates = self.with_room(context.prepared.model(), takes);
+            self.note_detours(&mut candidates, context, blocks);
+            place(&wanted, &candidates).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
+    }
+
+    /// Notes how far hosts are from where `blocks` of a context would lie best: with what they pass something to, and not where
+    /// whoever had them was lost.
+    fn note_detours(&self, candidates: &mut [Candidate], context: &Context, blocks: &[usize]) {
+        let places = context.places();
+        let lost =
+            |block: &usize| places.get(*block)?.lost_by.filter(|host| self.hosts.at(*host).health == HostHealth::Dead);
+        let shaken: BTreeSet<FailureDomain> = blocks.iter().filter_map(lost).map(|host| self.domain(host)).collect();
+        let others = places.iter().enumerate().filter(|(block, _)| !blocks.contains(block));
+        let near: BTreeSet<&str> = match exchange(context, blocks) {
+            true => others.filter_map(|(_, place)| island_of(&self.hosts.at(place.host?).spec.labels)).collect(),
+            false => BTreeSet::new(),
+        };
+        if shaken.is_empty() && near.is_empty() {
+            return;
+        }
+        for one in candidates {
+            let is_far = !near.is_empty() && one.island().is_none_or(|island| !near.contains(island));
+            one.detour = 2 * u8::from(is_far) + u8::from(shaken.contains(&one.domain()));
+        }
+    }
+
+    /// What fails with a host.
+    fn domain(&self, host: usize) -> FailureDomain<'a> {
+        let spec = &self.hosts.at(host).spec;
+        FailureDomain::of(&spec.labels, &spec.node)
     }
 
     /// What `blocks` of a context are to be encoded with: anything, where nothing else is left of it that they must fit.
@@ -265,7 +297,15 @@ impl<'a> HostSelection<'a> {
         }
         let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
         let demands = demands(prepared, &context.reused, &rest);
-        let mut placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let exchanges = prepared.plan.exchange != Exchange::None;
+        if exchanges {
+            let near: BTreeSet<&str> =
+                homes.values().filter_map(|host| island_of(&self.hosts.at(*host).spec.labels)).collect();
+            let is_far = |one: &Candidate| !near.is_empty() && one.island().is_none_or(|island| !near.contains(island));
+            candidates.iter_mut().for_each(|one| one.detour = u8::from(is_far(one)));
+        }
+        let wanted = Wanted { demands: &demands, policy: &prepared.placement, exchanges };
+        let mut placed = place(&wanted, &candidates).ok()?;
         if context.plan().is_chain() {
             let first = *homes.values().next()?;
             let fits = candidates.iter().find(|candidate| candidate.host == first)?.free_bytes;
@@ -343,6 +383,13 @@ pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[u
         },
     };
     blocks.iter().enumerate().map(demand).collect()
+}
+
+/// Whether `blocks` of a context pass each other something, or others: where only some of those behind a shared prefix are encoded, each
+/// is for itself.
+fn exchange(context: &Context, blocks: &[usize]) -> bool {
+    let plan = context.plan();
+    plan.exchange != Exchange::None && (!context.moves_alone() || blocks.len() == plan.shards.len())
 }
 
 /// Of a chain all go to the host of the first, which demanded the room of all.

@@ -46,6 +46,8 @@ use crate::{
 const BACKLOG: usize = 16_384;
 /// Listeners at once: each holds a connection.
 const MAX_LISTENERS: usize = 4096;
+/// Metrics of the cluster are set so often.
+const RECORDED_EVERY: Duration = Duration::from_secs(1);
 
 /// What the actor is told.
 pub enum SupervisorMessage {
@@ -86,6 +88,8 @@ pub struct SupervisorShell {
     /// Who waits for what a host measures, and the host's connection.
     measuring: Option<(u64, oneshot::Sender<Vec<MeasuredLink>>)>,
     watchdog: Arc<Watchdog>,
+    /// When metrics of the cluster were set last; whoever reads them has them set anew.
+    recorded: Option<Duration>,
     /// What hosts and nodes were told to do otherwise since they were started, for those that come.
     settings: Option<Settings>,
 }
@@ -168,6 +172,7 @@ impl SupervisorShell {
             events: Events::of(unix.as_micros() as u64),
             measuring: None,
             watchdog: Arc::new(watchdog),
+            recorded: None,
             settings: None,
         })
     }
@@ -228,7 +233,9 @@ impl SupervisorShell {
                 let commands = self.state.handle(self.now(), event);
                 let acts = self.journal.follow(commands);
                 self.perform(acts);
-                if ticked {
+                let now = self.now();
+                if ticked && self.recorded.is_none_or(|at| now.saturating_sub(at) >= RECORDED_EVERY) {
+                    self.recorded = Some(now);
                     metric::record_cluster(&self.cluster());
                     metric::record_sessions(&self.state.session_counts(), self.state.pinned_bytes());
                 }

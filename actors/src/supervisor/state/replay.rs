@@ -111,7 +111,7 @@ impl SupervisorState {
     fn put_back(&self, context: &mut Context, entry: PlacesEntry) {
         (context.numerics, context.mixed_numerics) = (entry.numerics, entry.mixed_numerics);
         let host = |name: &Option<String>| name.as_ref().and_then(|name| self.hosts.by_name(name));
-        let place = |name: &Option<String>| ShardLocation { host: host(name), encoded: None };
+        let place = |name: &Option<String>| ShardLocation { host: host(name), ..ShardLocation::default() };
         let PlacesEntry { attempt, together, hosts, began, first_ready, .. } = entry;
         let places = hosts.iter().map(place).collect();
         context.phase = Phase::Placed(Placed { attempt, together, first_ready, places, ..Placed::new(began, 0) });

@@ -35,6 +35,8 @@ pub struct ShardLocation {
     pub host: Option<usize>,
     /// What the host reported, once it holds it.
     pub encoded: Option<Encoded>,
+    /// The host that had it last, while it has none.
+    pub lost_by: Option<usize>,
 }
 
 impl ShardLocation {
@@ -354,7 +356,9 @@ impl Context {
     pub fn lose(&mut self, host: usize) -> usize {
         let lost = self.held_by(host);
         let Some(placed) = self.placed_mut() else { return 0 };
-        lost.iter().for_each(|&block| placed.places[block] = ShardLocation::default());
+        lost.iter().for_each(|&block| {
+            placed.places[block] = ShardLocation { lost_by: Some(host), ..ShardLocation::default() }
+        });
         placed.migration_targets.retain(|_, migration_target| *migration_target != host);
         lost.len()
     }
@@ -385,12 +389,12 @@ impl Context {
     pub fn inherit(&mut self, block: usize, migration_target: usize, encoded: Encoded) -> Option<usize> {
         let placed = self.placed_mut()?;
         placed.migration_targets.remove(&block);
-        let ShardLocation { host: old, encoded: before } = std::mem::take(&mut placed.places[block]);
+        let ShardLocation { host: old, encoded: before, .. } = std::mem::take(&mut placed.places[block]);
         // What came as it lay is what another host encoded; nobody spent that time again.
         let as_it_lay =
             before.filter(|_| encoded.cached).map(|before| Encoded { seconds: 0.0, computing_s: 0.0, ..before });
         let encoded = Some(as_it_lay.unwrap_or(encoded));
-        placed.places[block] = ShardLocation { host: Some(migration_target), encoded };
+        placed.places[block] = ShardLocation { host: Some(migration_target), encoded, lost_by: None };
         placed.attempt += 1;
         old.filter(|&old| self.held_by(old).is_empty())
     }
@@ -434,7 +438,7 @@ impl Context {
         let passes = self.plan().exchange != Exchange::None && blocks.len() == shards && !self.held_lately;
         let Phase::Placed(placed) = &mut self.phase else { return };
         for (&block, &host) in blocks.iter().zip(hosts) {
-            placed.places[block] = ShardLocation { host: Some(host), encoded: None };
+            placed.places[block] = ShardLocation { host: Some(host), ..ShardLocation::default() };
             placed.migration_targets.remove(&block);
             placed.layers_done.remove(&(block as u32));
         }

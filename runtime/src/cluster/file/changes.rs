@@ -25,8 +25,9 @@ const LIVE: &[&str] = &[
     "supervisor.ready_when",
     "supervisor.rebalance",
 ];
-/// Keys of a host that it takes while it runs.
+/// Keys of a host, and of a node, that are taken while it runs.
 const LIVE_OF_HOST: &[&str] = &["labels", "memory_limit"];
+const LIVE_OF_NODE: &[&str] = &["labels"];
 /// Keys of a host that it reads when it is started.
 const READ_BY_HOST: &[&str] = &["device", "devices", "kernels", "port", "threads"];
 /// Sections and keys that the supervisor alone reads.
@@ -210,6 +211,7 @@ fn of_list(kind: &str, old: &BTreeMap<String, Table>, new: &BTreeMap<String, Tab
                     after: after.get(key).cloned(),
                     takes: match kind {
                         "host" if is_of(key, LIVE_OF_HOST) => Takes::Nothing,
+                        "node" if is_of(key, LIVE_OF_NODE) => Takes::Nothing,
                         "host" if is_of(key, READ_BY_HOST) => Takes::Host(name.clone()),
                         _ => Takes::Cluster,
                     },
@@ -251,6 +253,7 @@ mod tests {
             ("name = \"context-3\"\nrole = \"context\"", "name = \"context-3\"\nrole = \"spare\""),
             ("[attention.auto]", "[attention.dense]"),
             ("[[node]]", "[[node]]\nname = \"west\"\naddress = \"10.0.0.3\"\n\n[[node]]"),
+            ("name = \"local\"", "name = \"local\"\nlabels = { rack = \"r1\" }"),
             ("127.0.0.1:8000", "127.0.0.1:8001"),
         ]);
         let found = changes(&first, &second);
@@ -260,6 +263,7 @@ mod tests {
             "api.max_queue: 9 -> 1024, at once",
             "supervisor.max_restarts: 20 -> 3, needs `asterism down` and a start",
             "supervisor.rebalance: true -> false, at once",
+            "node.local.labels.rack: nothing -> \"r1\", at once",
             "host.context-1.labels.rack: nothing -> \"a\", at once",
             "host.context-2.threads: nothing -> 3, after `asterism host restart context-2`",
             "host.context-3.role: \"context\" -> \"spare\", needs `asterism down` and a start",

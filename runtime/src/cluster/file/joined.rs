@@ -1,6 +1,6 @@
 //! Nodes that are in no cluster file: they joined a running cluster with hosts of their own. Pure: reads no file.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +58,8 @@ impl JoinedNodes {
         }
         let offered = parse(&format!("version = 1\n{hosts}"), [])?;
         let mut joined = self.without(base, &[node.to_owned()]);
-        joined.nodes.push(NodeSection { name: node.to_owned(), address: address.to_canonical().to_string() });
+        let (name, address) = (node.to_owned(), address.to_canonical().to_string());
+        joined.nodes.push(NodeSection { name, address, labels: BTreeMap::new() });
         let own = offered.hosts.into_iter().map(|host| HostSection { node: Some(node.to_owned()), ..host });
         joined.hosts.extend(own);
         Ok(joined)

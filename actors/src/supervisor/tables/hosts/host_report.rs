@@ -35,6 +35,8 @@ pub struct HostReport {
     pub data_links: Vec<DataLinks>,
     /// What it had answered by then.
     pub answered: AnswerReading,
+    /// When metrics took a report of it in last.
+    pub counted: Option<Duration>,
 }
 
 impl HostReport {
@@ -47,6 +49,7 @@ impl HostReport {
             gpu: report.process.gpu,
             data_links: data_links(report),
             answered: report.answered,
+            counted: None,
         }
     }
 }

@@ -5,7 +5,7 @@ mod steps;
 mod topology;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs,
     net::{IpAddr, UdpSocket},
@@ -95,7 +95,8 @@ pub fn run(globals: &Globals, verb: &LaunchVerb) -> Result<Exit, CliError> {
     let list = allocation::node_list(&variables).map_err(refused)?;
     let hostnames = slurm_says("scontrol", &["show", "hostnames", list])?;
     let shown = slurm_says("scontrol", &["show", "node", "-o", list])?;
-    let allocation = Allocation::read(&variables, &hostnames, &shown).map_err(refused)?;
+    let mut allocation = Allocation::read(&variables, &hostnames, &shown).map_err(refused)?;
+    find_leaves(&mut allocation)?;
     check_place(&allocation, variables.get("SLURMD_NODENAME"))?;
     let job = allocation.job.to_string();
     let left = slurm_says("squeue", &["--noheader", "--jobs", &job, "--Format=TimeLeft"])?;
@@ -121,6 +122,23 @@ pub fn run(globals: &Globals, verb: &LaunchVerb) -> Result<Exit, CliError> {
     let globals = Globals { file: Some(topology), server: None, beside: None, ..globals.clone() };
     let launched = Launched::new(&globals, args, &allocation, &folder)?;
     runtime()?.block_on(launched.keep(ends))
+}
+
+/// Has each node know its switch or block, where Slurm has a topology.
+fn find_leaves(allocation: &mut Allocation) -> Result<(), CliError> {
+    // Without one, some versions print nothing and others fail.
+    let Ok(shown) = slurm_says("scontrol", &["show", "topology"]) else { return Ok(()) };
+    for (leaf, nodes) in allocation::leaves(&shown) {
+        if allocation.nodes.iter().all(|node| node.leaf.is_some()) {
+            break;
+        }
+        let there = slurm_says("scontrol", &["show", "hostnames", nodes])?;
+        let there: BTreeSet<&str> = there.split_whitespace().collect();
+        for node in allocation.nodes.iter_mut().filter(|node| there.contains(node.name.as_str())) {
+            node.leaf.get_or_insert_with(|| leaf.clone());
+        }
+    }
+    Ok(())
 }
 
 /// The shared folder.

@@ -9,7 +9,10 @@ use asterism_actors::{
     api::{JobRequest, PlacementPolicy, Prompt, SessionRequest},
     supervisor::{ModelFront, SupervisorConfig},
 };
-use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, ModelShape, Plan, Refresh, exact_layers};
+use asterism_plan::{
+    Alternative, Calibration, Conditions, Cost, Forecast, HostCost, MethodConfig, ModelShape, Plan, Refresh,
+    exact_layers,
+};
 use clap::Args;
 use serde::Serialize;
 
@@ -203,17 +206,21 @@ impl Planner {
         let (Some(Prompt::Tokens(context)), Prompt::Tokens(query)) = (&request.context, &request.query) else {
             return Err(CliError::usage("a session is planned for so many tokens, and not for a text"));
         };
-        let asked = serde_json::json!({"name": "plan", "context": context, "method": request.method});
-        let asked: SessionRequest = serde_json::from_value(asked).expect("what a session is asked for with");
-        let prepared = self.model.prepare_session(asked, &self.cluster.method, &self.config().context_hosts());
-        let prepared = prepared.map_err(|error| refused(&error))?;
-        let refresh = prepared.plan.refresh(context, query);
+        let plan = self.session_plan(&request)?;
+        let refresh = plan.refresh(context, query);
         let (policy, answer_tokens) = (request.placement.clone(), request.max_tokens);
         let anew = refresh.as_ref().map_or(0, Refresh::tokens);
-        let plan = Plan::clone(&prepared.plan);
         self.show_plan(globals, (plan, policy), query.len(), answer_tokens + anew)?;
         globals.note(self.question(refresh.as_ref()));
         Ok(())
+    }
+
+    /// The plan of a session of a request's context.
+    fn session_plan(&self, request: &JobRequest) -> Result<Plan, CliError> {
+        let asked = serde_json::json!({"name": "plan", "context": request.context, "method": request.method});
+        let asked: SessionRequest = serde_json::from_value(asked).expect("what a session is asked for with");
+        let prepared = self.model.prepare_session(asked, &self.cluster.method, &self.config().context_hosts());
+        Ok(Plan::clone(&prepared.map_err(|error| refused(&error))?.plan))
     }
 
     /// What a question to a session gets anew, and what that costs.
@@ -233,11 +240,35 @@ impl Planner {
         )
     }
 
+    /// The method of requests that name none.
+    pub fn method(&self) -> &MethodConfig {
+        &self.cluster.method
+    }
+
+    /// What a simulation of the cluster begins with: what its supervisor is configured with, the model's shape, and how fast hosts
+    /// are, where that was measured.
+    pub fn to_simulate(&self) -> (SupervisorConfig, ModelShape, Option<Calibration>) {
+        let config = self.config();
+        let shape = self.model.config.shape(config.first_model().dtype);
+        (config, shape, calibration::find(&self.cluster, &self.model.checkpoint).ok())
+    }
+
     /// Prints the plans between which `auto` chooses.
     fn explain(&self, globals: &Globals, request: JobRequest, as_session: bool) -> Result<(), CliError> {
         let hosts = self.config().context_hosts();
+        let plan = match as_session {
+            true => self.session_plan(&request)?,
+            false => {
+                let planned = self.model.preview(request.clone(), &self.cluster.method, &hosts);
+                planned.map_err(|error| refused(&error))?.0
+            }
+        };
+        let policy = request.placement.clone();
         let found = self.model.alternatives(request, &self.cluster.method, (&hosts, as_session));
-        output::print_rows(&found.map_err(|error| refused(&error))?, globals.format, alternatives)
+        output::print_rows(&found.map_err(|error| refused(&error))?, globals.format, alternatives)?;
+        let placed = Holders::of(&self.cluster, &self.model.config).explain(&plan, &policy)?;
+        placed.into_iter().for_each(|words| globals.note(words));
+        Ok(())
     }
 
     fn config(&self) -> SupervisorConfig {

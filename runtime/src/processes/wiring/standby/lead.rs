@@ -72,7 +72,7 @@ pub fn campaign(
     (key, known, own): (&str, &str, &LeaderRecord),
     (seconds, deposed): (u64, Deposed),
 ) -> Result<Campaign, GatewayError> {
-    let others = Others { below: known.to_owned(), own: own.admin.clone(), admins: Vec::new() };
+    let mut others = Others { below: known.to_owned(), own: own.admin.clone(), admins: Vec::new() };
     let known = |value: &[u8]| serde_json::from_slice(value).unwrap_or_default();
     let listed = others.key();
     let mut found = etcd.read(&[key, &listed])?.into_iter();
@@ -83,6 +83,8 @@ pub fn campaign(
     if let Some(leader) = leader {
         return Ok(Campaign::Lost(known(&leader.value)));
     }
+    // Before it leads: it may be cut off from etcd before it renews its lease for the first time, and then asks these.
+    others.look(etcd);
     let lease = etcd.grant(seconds)?;
     let value = serde_json::to_vec(own).expect("plain values are JSON");
     let put = Write::Put { key: key.to_owned(), value: value.clone(), lease: Some(lease) };

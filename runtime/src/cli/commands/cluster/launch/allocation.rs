@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 
+use crate::cluster::check_name;
+
 /// Nodes that a job has, and what it may use of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -28,6 +30,26 @@ pub struct AllocatedNode {
     pub tasks: usize,
     /// GPUs of each task; 0: it computes on the CPU.
     pub gpus_per_task: usize,
+    /// The switch that it is at, or its block, where Slurm knows its network.
+    pub leaf: Option<Leaf>,
+}
+
+/// The smallest part of a network that Slurm knows a node to be in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// Slurm's name of it.
+    pub name: String,
+    /// What it is.
+    pub kind: LeafKind,
+}
+
+/// What the smallest part of a network is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeafKind {
+    /// A switch of the lowest level (`topology/tree`): nodes that are near each other and fail together.
+    Switch,
+    /// A block (`topology/block`): nodes that are near each other.
+    Block,
 }
 
 /// Why an allocation cannot be read.
@@ -64,6 +86,7 @@ impl Allocation {
                 address: addresses.get(*name).map_or(*name, |address| address).to_owned(),
                 tasks,
                 gpus_per_task: gpus_per_task(variables, name, tasks)?,
+                leaf: None,
             })
         };
         Ok(Self {
@@ -73,6 +96,22 @@ impl Allocation {
             nodes: names.iter().zip(tasks).map(node).collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// Switches of the lowest level and blocks, with their compressed lists of nodes, as `scontrol show topology` prints them. Names that
+/// no label can have are left out.
+pub fn leaves(topology: &str) -> Vec<(Leaf, &str)> {
+    fn leaf(line: &str) -> Option<(Leaf, &str)> {
+        let nodes = field(line, "Nodes=").filter(|nodes| *nodes != "(null)")?;
+        let (name, kind) = match (field(line, "SwitchName="), field(line, "BlockName=")) {
+            (Some(name), _) if field(line, "Level=") == Some("0") => (name, LeafKind::Switch),
+            (None, Some(name)) => (name, LeafKind::Block),
+            _ => return None,
+        };
+        check_name("the name of a switch", name).ok()?;
+        Some((Leaf { name: name.to_owned(), kind }, nodes))
+    }
+    topology.lines().filter_map(leaf).collect()
 }
 
 /// The compressed list of the job's nodes.
@@ -168,10 +207,12 @@ fn gpus_per_task(variables: &BTreeMap<String, String>, node: &str, tasks: usize)
 
 /// `NodeAddr` by `NodeName`.
 fn addresses(nodes: &str) -> BTreeMap<&str, &str> {
-    fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
-        line.split_whitespace().find_map(|word| word.strip_prefix(key))
-    }
     nodes.lines().filter_map(|line| Some((field(line, "NodeName=")?, field(line, "NodeAddr=")?))).collect()
+}
+
+/// A field of a line that one of Slurm's commands prints.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(key))
 }
 
 #[cfg(test)]
@@ -240,6 +281,21 @@ mod tests {
             assert!(words.contains(expected), "{changes:?}: {words}");
         }
         assert!(node_list(&BTreeMap::new()).unwrap_err().to_string().contains("SLURM_JOB_NODELIST is not set"));
+    }
+
+    #[test]
+    fn switches_and_blocks() {
+        let shown = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s1 Level=0 LinkSpeed=1 Nodes=n3,n7\n\
+                     SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-3],n7 Switches=s[0-1]\nSwitchName=a,b Level=0 Nodes=n9\n";
+        let names = |shown| {
+            let leaves = leaves(shown).into_iter();
+            leaves.map(|(leaf, nodes)| format!("{:?} {} {nodes}", leaf.kind, leaf.name)).collect::<Vec<_>>()
+        };
+        assert_eq!(names(shown), ["Switch s0 n[1-2]", "Switch s1 n3,n7"]);
+        let shown =
+            "BlockName=b1 BlockIndex=0 Nodes=n[1-18] BlockSize=18\nAggregatedBlock=b[1-2] BlockIndex=2 BlockSize=36";
+        assert_eq!(names(shown), ["Block b1 n[1-18]"]);
+        assert!(names("No topology information available\n").is_empty());
     }
 
     #[test]

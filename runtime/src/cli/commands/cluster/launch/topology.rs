@@ -1,11 +1,14 @@
 //! From an allocation to the cluster file of its cluster: a node each, a context host a task, a query host on the first. Pure.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
 };
 
-use super::allocation::{AllocatedNode, Allocation};
+use asterism_actors::supervisor::{ISLAND_LABEL, RACK_LABEL};
+
+use super::allocation::{AllocatedNode, Allocation, LeafKind};
 use crate::cluster::file::{ApiSection, ClusterFile, Device, HostSection, NodeSection, Role};
 
 /// What the allocation does not tell.
@@ -36,6 +39,7 @@ pub fn topology(base: &ClusterFile, allocation: &Allocation, site: &Site) -> Clu
     let address = |(node, address): (&AllocatedNode, &IpAddr)| NodeSection {
         name: node.name.clone(),
         address: address.to_string(),
+        labels: labels(node),
     };
     file.nodes = allocation.nodes.iter().zip(&site.addresses).map(address).collect();
     let pattern = |role| base.hosts.iter().find(|host| host.role == role).cloned();
@@ -43,6 +47,16 @@ pub fn topology(base: &ClusterFile, allocation: &Allocation, site: &Site) -> Clu
     file.hosts = ranks(allocation).map(|rank| rank.host(context.as_ref())).collect();
     file.hosts.push(query_host(&file.hosts[0], pattern(Role::Query).as_ref()));
     file
+}
+
+/// What placement is to know of where a node is.
+fn labels(node: &AllocatedNode) -> BTreeMap<String, String> {
+    let Some(leaf) = &node.leaf else { return BTreeMap::new() };
+    let keys: &[&str] = match leaf.kind {
+        LeafKind::Switch => &[ISLAND_LABEL, RACK_LABEL],
+        LeafKind::Block => &[ISLAND_LABEL],
+    };
+    keys.iter().map(|key| ((*key).to_owned(), leaf.name.clone())).collect()
 }
 
 /// One task.
@@ -96,16 +110,21 @@ fn query_host(first: &HostSection, pattern: Option<&HostSection>) -> HostSection
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::allocation::Leaf, *};
     use crate::cluster::{Cluster, file};
     use std::path::Path;
 
     fn made(base: &str, tasks: &[usize], gpus_per_task: usize) -> (String, Cluster) {
+        made_of(base, tasks, gpus_per_task, &[])
+    }
+
+    fn made_of(base: &str, tasks: &[usize], gpus_per_task: usize, leaves: &[(&str, LeafKind)]) -> (String, Cluster) {
         let node = |(index, tasks): (usize, &usize)| AllocatedNode {
             name: format!("n{}", index + 1),
             address: String::new(),
             tasks: *tasks,
             gpus_per_task,
+            leaf: leaves.get(index).map(|&(name, kind)| Leaf { name: name.to_owned(), kind }),
         };
         let nodes = tasks.iter().enumerate().map(node).collect();
         let allocation = Allocation { job: 17, restarts: 0, submitted_in: "/home/ada".into(), nodes };
@@ -135,6 +154,27 @@ mod tests {
         assert_eq!(cluster.security.join_listen.unwrap().to_string(), "10.0.0.1:7402");
         assert_eq!(cluster.admin_listen.to_string(), "127.0.0.1:7401");
         assert_eq!(cluster.data_dir, Path::new("/shared/supervisor"));
+    }
+
+    #[test]
+    fn hosts_know_the_switch_or_block_of_their_node() {
+        let leaves = [("s0", LeafKind::Switch), ("b1", LeafKind::Block)];
+        let (_, cluster) = made_of("version = 1", &[1, 1, 1], 0, &leaves);
+        let seen: Vec<_> = cluster
+            .hosts
+            .iter()
+            .map(|host| (host.name.as_str(), host.labels.get("island").cloned(), host.labels.get("rack").cloned()))
+            .collect();
+        let of = |name: &str| Some(name.to_owned());
+        assert_eq!(
+            seen,
+            [
+                ("context-0", of("s0"), of("s0")),
+                ("context-1", of("b1"), None),
+                ("context-2", None, None),
+                ("query-0", of("s0"), of("s0"))
+            ]
+        );
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! A plan laid on the hosts of a cluster file, or why their memory or labels do not allow it. Starts nothing.
 
+use std::collections::BTreeSet;
+
 use asterism_actors::{
     PlacementRefusal,
     api::PlacementPolicy,
-    supervisor::{Candidate, Demand, place},
+    supervisor::{Candidate, Demand, NotTaken, Wanted, explain, place},
 };
 use asterism_kernels::check_heads;
 use asterism_models::{DecoderParts, ModelConfig};
-use asterism_plan::Plan;
+use asterism_plan::{Exchange, Plan};
 
 use crate::{
     cluster::{
@@ -60,8 +62,7 @@ impl<'a> Holders<'a> {
 
     /// Makes the plan's hosts those of the cluster.
     pub fn place(&self, plan: &mut Plan, policy: &PlacementPolicy) -> Result<(), CliError> {
-        let free = |at: usize| self.hosts[at].memory_limit.map(|limit| limit.saturating_sub(self.weights[at]));
-        let placed = self.places(plan, policy, free);
+        let placed = self.places(plan, policy, |at| self.free(at));
         let placed = placed.map_err(|refusal| self.refused(plan, policy, &refusal))?;
         plan.hosts = self.hosts.len();
         plan.shards.iter_mut().zip(placed).for_each(|(shard, host)| shard.host = host);
@@ -74,17 +75,44 @@ impl<'a> Holders<'a> {
         policy: &PlacementPolicy,
         free: impl Fn(usize) -> Option<u64>,
     ) -> Result<Vec<usize>, PlacementRefusal> {
+        let demands = self.demands(plan);
+        place(&wanted(plan, &demands, policy), &self.candidates(free))
+    }
+
+    /// Where shards of a plan lie, and who has none of them and why, in words.
+    pub fn explain(&self, plan: &Plan, policy: &PlacementPolicy) -> Result<Vec<String>, CliError> {
+        let placed = self.places(plan, policy, |at| self.free(at));
+        let placed = placed.map_err(|refusal| self.refused(plan, policy, &refusal))?;
+        let names = |hosts: &[usize]| {
+            let listed = hosts.iter().take(HOSTS_LISTED).map(|host| self.hosts[*host].name.as_str());
+            let unlisted = hosts.len().saturating_sub(HOSTS_LISTED);
+            let more = if unlisted > 0 { format!(" and {unlisted} more") } else { String::new() };
+            format!("{}{more}", listed.collect::<Vec<_>>().join(", "))
+        };
+        let used: Vec<usize> = placed.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let demands = self.demands(plan);
+        let passed = explain(&wanted(plan, &demands, policy), &self.candidates(|at| self.free(at)), &placed);
+        let lost = |NotTaken { hosts, why }: &NotTaken| format!("not on {}: {why}", names(hosts));
+        let words = format!("{} shards on {}", plan.shards.len(), names(&used));
+        Ok([words].into_iter().chain(passed.iter().map(lost)).collect())
+    }
+
+    fn free(&self, at: usize) -> Option<u64> {
+        self.hosts[at].memory_limit.map(|limit| limit.saturating_sub(self.weights[at]))
+    }
+
+    fn candidates(&self, free: impl Fn(usize) -> Option<u64>) -> Vec<Candidate<'_>> {
         let candidate = |(at, host): (usize, &&'a Host)| Candidate {
             host: at,
             node: &self.hosts[at].node,
             labels: &self.hosts[at].labels,
             rank: u8::from(host.role == Role::Spare),
+            detour: 0,
             free_bytes: free(at),
             busy: 0,
             numerics: None,
         };
-        let candidates: Vec<Candidate> = self.hosts.iter().enumerate().map(candidate).collect();
-        place(&self.demands(plan), &candidates, policy)
+        self.hosts.iter().enumerate().map(candidate).collect()
     }
 
     fn demands(&self, plan: &Plan) -> Vec<Demand> {
@@ -137,6 +165,11 @@ impl<'a> Holders<'a> {
         };
         format!("nothing was started; raise memory_limit to {} a host, or add hosts{shorter}", bytes(most))
     }
+}
+
+/// What a plan asks of hosts.
+fn wanted<'a>(plan: &Plan, demands: &'a [Demand], policy: &'a PlacementPolicy) -> Wanted<'a> {
+    Wanted { demands, policy, exchanges: plan.exchange != Exchange::None }
 }
 
 /// What weights take of each device, where hosts compute on several devices or on GPUs, and what they would take otherwise.
