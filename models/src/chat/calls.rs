@@ -458,7 +458,7 @@ fn mark(text: &str) -> Opening {
         }
     }
     let begins = |mark: &&str| text.len() < mark.len() && mark.starts_with(text);
-    if MARKS.iter().any(|mark| begins(&mark)) { Opening::Undecided } else { Opening::Nothing }
+    if MARKS.iter().any(begins) { Opening::Undecided } else { Opening::Nothing }
 }
 
 /// Tools for a model whose template has no place for them, as a message tells it of them.
