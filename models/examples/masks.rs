@@ -1,7 +1,7 @@
 //! What holding an answer to a form costs a token: the mask over all tokens, and taking in the one that came. Answers are those of a
 //! model that likes every token as much, and each that ended is checked to be JSON.
 //!
-//!     cargo run --release --workspace --example masks -- [--model DIR_OR_GGUF] [--tokens 2000]
+//!     cargo run --release -p asterism-models --example masks -- [--model DIR_OR_GGUF] [--tokens 2000]
 //!
 //! One row a form on stdout, in microseconds.
 

@@ -36,7 +36,7 @@ const NAME_BYTES: usize = 256;
 const FENCE: &str = "```";
 const FENCED: [&str; 4] = ["", "json", "tool_call", "tool_calls"];
 /// Keys that the object of a call begins with.
-const KEYS: [&str; 6] = ["name", "arguments", "parameters", "function", "type", "id"];
+const CALL_KEYS: [&str; 6] = ["name", "arguments", "parameters", "function", "type", "id"];
 /// Most bytes that are held back to see whether they are a call.
 const HELD_BYTES: usize = 256 << 10;
 
@@ -400,9 +400,9 @@ impl CallReader {
         let inner = inner.trim_start();
         let Some(inner) = inner.strip_prefix('"') else { return inner.is_empty() };
         match inner.split_once('"') {
-            None => KEYS.iter().any(|key| key.starts_with(inner)),
+            None => CALL_KEYS.iter().any(|key| key.starts_with(inner)),
             Some(("name", rest)) => self.may_be_name(rest),
-            Some((key, _)) => KEYS.contains(&key),
+            Some((key, _)) => CALL_KEYS.contains(&key),
         }
     }
 
@@ -458,7 +458,7 @@ fn mark(text: &str) -> Opening {
         }
     }
     let begins = |mark: &&str| text.len() < mark.len() && mark.starts_with(text);
-    if MARKS.iter().any(|mark| begins(&mark)) { Opening::Undecided } else { Opening::Nothing }
+    if MARKS.iter().any(begins) { Opening::Undecided } else { Opening::Nothing }
 }
 
 /// Tools for a model whose template has no place for them, as a message tells it of them.

@@ -410,13 +410,26 @@ fn keep(logits: &mut [f32], bits: &[u32]) {
         match bits.get(at).copied().unwrap_or(0) {
             0 => logits.fill(f32::NEG_INFINITY),
             u32::MAX => {}
+            // Without a branch for each: where words stay by their letters, bits are mixed.
             bits => {
-                let unset = logits.iter_mut().enumerate().filter(|(bit, _)| bits >> bit & 1 == 0);
-                unset.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+                for (logit, bit) in logits.iter_mut().zip(WORD_BITS) {
+                    *logit = if bits & bit == 0 { f32::NEG_INFINITY } else { *logit };
+                }
             }
         }
     }
 }
+
+/// Each bit of a word of a mask.
+const WORD_BITS: [u32; 32] = {
+    let mut bits = [0; 32];
+    let mut at = 0;
+    while at < 32 {
+        bits[at] = 1 << at;
+        at += 1;
+    }
+    bits
+};
 
 fn lost(cause: &str) -> ModelError {
     let cause = cause.chars().take(300).collect();

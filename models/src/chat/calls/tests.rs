@@ -1,3 +1,5 @@
+//! What is a call in what a model writes, and what is text.
+
 use super::*;
 
 fn call(name: &str, arguments: &str) -> CallPiece {

@@ -207,7 +207,7 @@ pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
                 called(&mut turns, call.map_err(|what| refused(&what))?);
             }
             Some("function_call_output") => {
-                let text = text_of(message.output).map_err(|_| refused("has no output that is text"))?;
+                let text = text_of(message.output).map_err(|what| refused(&what.replace("content", "output")))?;
                 if message.call_id.as_deref().is_none_or(str::is_empty) {
                     return Err(refused("has no call_id, which says whose output it is"));
                 }
@@ -389,7 +389,8 @@ mod tests {
             (json!([{"role": "function", "content": "a"}]), "has role function"),
             (json!([{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]), "an assistant's"),
             (json!([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]), "without the name"),
-            (json!([{"type": "function_call_output"}]), "no content"),
+            (json!([{"type": "function_call_output"}]), "no output that is text"),
+            (json!([{"type": "function_call_output", "output": "a"}]), "no call_id"),
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
             (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),

@@ -46,7 +46,7 @@ use response_request::{RequestOwner, ResponseRequest};
 /// How often a conversation that is too long is shortened, at most.
 const SHORTENED: usize = 16;
 /// Records whose jobs are looked for with each new one.
-const LOOKED_AT: usize = 2;
+const RECORDS_LOOKED_AT: usize = 2;
 /// How a response is asked for that nobody waits for.
 const BACKGROUND: &str = "background";
 
@@ -65,7 +65,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let (client, streamed) = (ClientConnection::of(&request), asked.way().stream);
     let (mut running, listener) = start(&state, &request, &mut asked).await?;
     let record = keep(&state, (&running.id, key), asked.record()).await?;
-    forget_with_jobs(&state, LOOKED_AT).await;
+    forget_with_jobs(&state, RECORDS_LOOKED_AT).await;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;
     if background {

@@ -345,13 +345,13 @@ mod tests {
     }
 
     fn read(events: &[Bytes]) -> Vec<(u64, String, String)> {
-        let one = |event: &Bytes| {
-            let text = std::str::from_utf8(event).unwrap();
-            let body: Value = serde_json::from_str(text.split_once("data: ").unwrap().1).unwrap();
+        let one = |event: &str| {
+            let body: Value = serde_json::from_str(event.split_once("data: ").unwrap().1).unwrap();
             let delta = body["delta"].as_str().unwrap_or_default();
             (body["sequence_number"].as_u64().unwrap(), body["type"].as_str().unwrap().to_owned(), delta.to_owned())
         };
-        events.iter().map(one).collect()
+        let all = String::from_utf8(events.concat()).unwrap();
+        all.split_terminator("\n\n").map(one).collect()
     }
 
     /// What a client receives behind `after`, of a job that generates these tokens, or had generated them.

@@ -117,8 +117,7 @@ fn chosen(choice: Option<Value>, names: &[String]) -> Checked<Option<ToolChoice>
         }
         _ => Err(wrong(
             "tool_choice",
-            &"expected none, auto, required, or a function by its name (chats: {\"type\": \"function\", \"function\": \
-              {\"name\": NAME}}, responses: {\"type\": \"function\", \"name\": NAME})",
+            &"expected none, auto, required, or an object of type function with the name of a tool",
         )),
     }
 }
