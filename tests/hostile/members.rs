@@ -7,3 +7,4 @@ pub mod identity;
 pub mod initials;
 pub mod joining;
 pub mod roles;
+mod thousand;
