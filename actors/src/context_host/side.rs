@@ -110,7 +110,9 @@ impl<B: Backend> ContextSide<B> {
         if !matches!(event, ContextHostEvent::Layer { .. }) {
             self.state.see_gpu(self.service.cores.gpu_memory());
         }
-        for command in self.state.handle(now, event) {
+        let commands = self.state.handle(now, event);
+        let evicts = commands.iter().any(|command| matches!(command, ContextHostCommand::Evict { .. }));
+        for command in commands {
             match command {
                 ContextHostCommand::Encode(works) => self.encode(works),
                 ContextHostCommand::Fetch(work) => self.fetch(work),
@@ -132,6 +134,16 @@ impl<B: Backend> ContextSide<B> {
                 ContextHostCommand::Report(message) => report(message),
             }
         }
+        if evicts && self.service.decoder.backend().queues() {
+            self.give_back();
+        }
+    }
+
+    /// Memory that was freed may be other processes', once what was queued before is done.
+    fn give_back(&self) {
+        let decoder = self.service.decoder.clone();
+        // A device that failed says so to whoever computes on it next.
+        drop(machine::spawn(move || drop(decoder.backend().finish())));
     }
 
     /// A work has ended, or nobody wants it any more: those that it is encoded together with go on.

@@ -746,7 +746,8 @@ mod tests {
         };
         host.alone(1, 1, 0);
         assert!(!crowded(&mut host, 0).0, "a device that holds nothing else has no more room later");
-        [2, 3].map(|context| host.alone(context, 1, 0));
+        host.alone(2, 1, 0);
+        host.alone(3, 1, 0);
         assert!(crowded(&mut host, 1).0, "the other's memory is free soon");
         host.encoded(2, 3, 0);
         let commands = host.hears(HostCommand::Release { context: 3, keep: true });
