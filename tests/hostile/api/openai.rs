@@ -180,7 +180,7 @@ fn what_is_wrong_has_its_status_its_code_and_its_field() {
         ),
         (with("tools", json!([{}])), 400, "invalid_request", Some("tools")),
         (with("tools", json!([{"type": "web_search"}])), 400, "unsupported_parameter", Some("tools")),
-        (with("guided_regex", json!("(")), 400, "invalid_request", Some("response_format")),
+        (with("guided_regex", json!("(")), 400, "invalid_request", Some("guided_regex")),
         (with("presence_penalty", json!(3)), 400, "sampling", Some("presence_penalty")),
         (with("logit_bias", json!({"99999999": 1})), 400, "invalid_request", Some("logit_bias")),
         (with("min_tokens", json!(2)), 400, "invalid_request", Some("min_tokens")),

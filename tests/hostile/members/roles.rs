@@ -358,6 +358,8 @@ fn message(act: Action) -> Option<HostMessage> {
         Action::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
         Action::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
         Action::Leaving => HostMessage::Leaving { grace_ms: 1000 },
+        Action::Masked => HostMessage::Masked { job: 1, masks: Default::default() },
+        Action::Gpus => HostMessage::Gpus { gpus: "[]".into() },
         Action::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },
         _ => return None,
     };
