@@ -14,10 +14,7 @@ use asterism_actors::{
 };
 use serde::Deserialize;
 
-use crate::{
-    api::{admin::AdminState, http::error::Refusal},
-    observe::metrics as exporter,
-};
+use crate::{api::admin::AdminState, observe::metrics as exporter};
 
 /// What may stand behind `/readyz?`.
 #[derive(Deserialize)]
@@ -49,14 +46,14 @@ pub async fn live(state: Data<AdminState>) -> impl Responder {
 /// Whether a job would be planned and answered now: of the model that is named, or of any. Hosts and models that are missing are
 /// named in any case.
 #[get("/readyz")]
-pub async fn ready(state: Data<AdminState>, asked: Query<ReadyQuery>) -> Result<impl Responder, Refusal> {
+pub async fn ready(state: Data<AdminState>, asked: Query<ReadyQuery>) -> impl Responder {
     let ReadyQuery { verbose, model } = asked.into_inner();
-    if let Some(model) = &model {
-        state.supervisor.model_named(Some(model))?;
+    if let Some(Err(unknown)) = model.as_deref().map(|model| state.supervisor.model_named(Some(model))) {
+        return HttpResponse::NotFound().insert_header(ContentType::plaintext()).body(format!("{unknown}\n"));
     }
     let Ok(cluster) = state.topology().await else {
         let mut stopping = HttpResponse::ServiceUnavailable();
-        return Ok(stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n"));
+        return stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n");
     };
     let mut body = String::new();
     let verbose = verbose.is_some();
@@ -81,7 +78,7 @@ pub async fn ready(state: Data<AdminState>, asked: Query<ReadyQuery>) -> Result<
     }
     body += if ready { "ready\n" } else { "not ready\n" };
     let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
-    Ok(response.insert_header(ContentType::plaintext()).body(body))
+    response.insert_header(ContentType::plaintext()).body(body)
 }
 
 /// Whether a model does, of those there are; none named: whether the cluster does.
