@@ -114,8 +114,6 @@ impl Agent {
 
     /// Serves one link; returns why it ended, or nothing when the agent is to end.
     async fn serve(&mut self, mut joined: Joined) -> Option<String> {
-        // A supervisor of an earlier build could not read them.
-        let mut hears_of_gpus = false;
         let mut ticks = tokio::time::interval(joined.heartbeat);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for (stated, exit) in &mut self.stated {
@@ -131,10 +129,7 @@ impl Agent {
                     }
                     Ok(HostCommand::Start { host }) => self.ordered.send(NodeOrder::Start { host }).ok()?,
                     Ok(HostCommand::Configure { settings }) => match Settings::read(&settings) {
-                        Ok(settings) => {
-                            hears_of_gpus |= settings.gpus;
-                            self.ordered.send(NodeOrder::Configure(settings)).ok()?;
-                        }
+                        Ok(settings) => self.ordered.send(NodeOrder::Configure(settings)).ok()?,
                         Err(cause) => tracing::warn!(cause, "what this node is to change cannot be read"),
                     },
                     Ok(HostCommand::Shutdown) => {
@@ -151,8 +146,7 @@ impl Agent {
                 }
                 _ = ticks.tick() => {
                     joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
-                    let is_heard = |seen: &HostMessage| hears_of_gpus || !matches!(seen, HostMessage::Gpus { .. });
-                    (self.look)().into_iter().filter(is_heard).for_each(|seen| joined.outbox.send(seen));
+                    (self.look)().into_iter().for_each(|seen| joined.outbox.send(seen));
                     self.stated.retain(|(stated, _)| stated.elapsed() < HEARD_AFTER);
                 }
             }

@@ -2,7 +2,7 @@
 //! them. Decides nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex as SyncMutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -54,11 +54,20 @@ impl<M: WireMessage + AuthorizedMessage + Send + 'static> Outbox<M> {
         let queued = Arc::new(AtomicUsize::new(0));
         let waiting = queued.clone();
         tokio::spawn(async move {
+            let mut unsaid = BTreeSet::new();
             while let Some(message) = messages.recv().await {
                 waiting.fetch_sub(1, Ordering::Relaxed);
                 if message.since() > version {
-                    let since = message.since();
-                    tracing::warn!(message = ?message.act(), since, version, "not said to a peer of an older protocol version");
+                    let (since, act) = (message.since(), format!("{:?}", message.act()));
+                    // Once a link: some are said every few seconds.
+                    if unsaid.insert(act.clone()) {
+                        tracing::warn!(
+                            message = act,
+                            since,
+                            version,
+                            "not said to a peer of an older protocol version"
+                        );
+                    }
                     continue;
                 }
                 if let Err(error) = sender.send(message.frame()).await {

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     HostConfig, Transports, host,
-    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Settings, ShardHolder, WireMessage},
+    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, WireMessage},
     node::{self, NodeOrder},
     readings::Phase2Times,
 };
@@ -264,31 +264,6 @@ async fn patience_ends() {
     bench.transport.close();
     let error = tokio::time::timeout(DEADLINE, ended).await.expect("it ends").expect("no panic").expect_err("lost");
     assert_eq!(error.code(), "supervisor_lost", "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_tells_of_gpus_whom_they_are_heard_by() {
-    let bench = Bench::of(&[]).await;
-    let config = HostConfig::new("left", HostRole::Node, bench.transport.local_address(), 5);
-    let look = || {
-        let condition = Condition::Starved;
-        vec![HostMessage::Gpus { gpus: "[]".into() }, HostMessage::Seen { host: "c0".into(), start: 9, condition }]
-    };
-    let _link = node::start(config, bind(&bench.network), Box::new(look));
-    let is_of_gpus = |message: HostMessage| match message {
-        HostMessage::Gpus { .. } => Some(true),
-        HostMessage::Seen { .. } => Some(false),
-        _ => None,
-    };
-    let mut line = bench.accept().await;
-    for _ in 0..3 {
-        assert!(
-            !line.receive(is_of_gpus).await,
-            "a supervisor that does not say that it hears of them may be an older one"
-        );
-    }
-    line.order(Settings { gpus: true, ..Settings::default() }.command()).await;
-    line.receive(|message| is_of_gpus(message).filter(|of_gpus| *of_gpus)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@
 use std::fmt;
 
 /// Newest version of messages that is spoken here.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 /// Oldest version of messages that is spoken here: that of the release before, or older.
 pub const OLDEST_PROTOCOL: u16 = 4;
 
@@ -48,7 +48,7 @@ mod tests {
         let versions: Vec<_> = offered().iter().map(|protocol| settled(protocol)).collect();
         let expected: Vec<_> = (OLDEST_PROTOCOL..=PROTOCOL_VERSION).rev().map(Some).collect();
         assert_eq!(versions, expected);
-        for other in ["asterism/1", "asterism/5", "asterism/", "asterism/4x", "asterism-ucx/5", ""] {
+        for other in ["asterism/1", "asterism/3", "asterism/6", "asterism/", "asterism/4x", "asterism-ucx/5", ""] {
             assert_eq!(settled(other.as_bytes()), None, "{other}");
         }
     }

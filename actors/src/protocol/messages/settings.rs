@@ -16,16 +16,12 @@ pub struct Settings {
     /// For a node: the cluster file from now on. It starts its hosts of this file that do not run and ends those that are not in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_file: Option<String>,
-    /// For a node: whether the supervisor hears of GPUs ([`HostMessage::Gpus`](super::HostMessage::Gpus)), which one of an earlier build does not.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub gpus: bool,
 }
 
 impl Settings {
     /// Adds what is said later: of each field the last word counts.
     pub fn add(&mut self, later: Self) {
-        let Self { log, cluster_file, gpus } = later;
-        self.gpus |= gpus;
+        let Self { log, cluster_file } = later;
         self.log = log.or(self.log.take());
         self.cluster_file = cluster_file.or(self.cluster_file.take());
     }
@@ -51,7 +47,7 @@ mod tests {
     #[test]
     fn what_a_later_build_adds_is_passed_over_and_what_an_older_one_left_out_has_its_default() {
         let said = Settings::read("{\"log\": \"debug\", \"colour\": {\"of\": [1, 2]}}").expect("it is JSON");
-        assert_eq!(said, Settings { log: Some("debug".into()), ..Settings::default() });
+        assert_eq!(said, Settings { log: Some("debug".into()), cluster_file: None });
         let HostCommand::Configure { settings } = said.command() else { unreachable!("it is made there") };
         assert_eq!(Settings::read(&settings), Ok(said));
         assert!(Settings::read("{\"log\": 7}").is_err());
@@ -59,13 +55,10 @@ mod tests {
 
     #[test]
     fn of_each_field_the_last_word_counts() {
-        let said = |log: &str| Settings { log: Some(log.into()), ..Settings::default() };
+        let said = |log: &str| Settings { log: Some(log.into()), cluster_file: None };
         let mut known = Settings::default();
-        let file = Settings { cluster_file: Some("version = 1".into()), ..Settings::default() };
+        let file = Settings { log: None, cluster_file: Some("version = 1".into()) };
         [said("info"), file, said("debug"), Settings::default()].into_iter().for_each(|later| known.add(later));
-        assert_eq!(
-            known,
-            Settings { log: Some("debug".into()), cluster_file: Some("version = 1".into()), gpus: false }
-        );
+        assert_eq!(known, Settings { log: Some("debug".into()), cluster_file: Some("version = 1".into()) });
     }
 }

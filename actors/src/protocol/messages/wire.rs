@@ -60,7 +60,7 @@ pub trait WireMessage: Sized {
 
 wire_message!(
     HostMessage = "host" since |message: &Self| match message {
-        Self::Gpus { .. } => 4,
+        Self::Masked { .. } | Self::Gpus { .. } => 5,
         _ => OLDEST_PROTOCOL,
     },
     HostCommand = "supervisor" since |command: &Self| match command {

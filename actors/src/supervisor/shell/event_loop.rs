@@ -372,10 +372,8 @@ impl SupervisorShell {
                 if let Some((_, outbox)) = self.connections.get(&connection) {
                     let welcomed = matches!(command, HostCommand::Welcome { .. });
                     outbox.send(command);
-                    let is_node = self.state.is_node(connection);
-                    if welcomed && (is_node || self.settings.is_some()) {
-                        let settings = self.settings.clone().unwrap_or_default();
-                        outbox.send(settings_of(&settings, is_node));
+                    if let Some(settings) = self.settings.as_ref().filter(|_| welcomed) {
+                        outbox.send(settings_of(settings, self.state.is_node(connection)));
                     }
                 }
             }
@@ -423,10 +421,10 @@ fn beside_others<T>(blocking: impl FnOnce() -> T) -> T {
     }
 }
 
-/// What of the settings a host or a node is told: cluster files are for nodes, and so is that GPUs are heard of.
+/// What of the settings a host or a node is told: cluster files are for nodes.
 fn settings_of(settings: &Settings, to_node: bool) -> HostCommand {
     let cluster_file = settings.cluster_file.clone().filter(|_| to_node);
-    Settings { cluster_file, gpus: to_node, ..settings.clone() }.command()
+    Settings { cluster_file, ..settings.clone() }.command()
 }
 
 /// Takes host connections in and turns what they say into events.

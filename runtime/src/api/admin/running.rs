@@ -260,7 +260,7 @@ impl RunningFile {
             (gone, come, cluster, logged)
         };
         let text = toml::to_string_pretty(&joined.laid_over(&base)).expect("the typed file is TOML");
-        let settings = Settings { log: logged.clone(), cluster_file: Some(text), ..Settings::default() };
+        let settings = Settings { log: logged.clone(), cluster_file: Some(text) };
         let known = supervisor.models();
         let config = (self.configured.config)(&cluster, &models);
         supervisor.reconfigure((config, models), settings).await?;
