@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub const MOST_GPUS: usize = 64;
 /// Most bytes of a GPU's name or id that are kept.
 const WORD_BYTES: usize = 96;
+/// Most bytes that are read of all of a machine's: about twice what the most there may be take.
+const GPUS_BYTES: usize = 1024 * MOST_GPUS;
 
 /// A GPU, as its management library tells; what it does not tell is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -77,8 +79,11 @@ impl GpuReading {
         serde_json::to_string(gpus).expect("plain values")
     }
 
-    /// What of an agent's words is taken: so many GPUs, and names of plain letters; nothing where they are not such words.
+    /// What of an agent's words is taken: so many GPUs, and names of plain letters; nothing where they are not such words, or too many.
     pub fn of_json(words: &str) -> Vec<Self> {
+        if words.len() > GPUS_BYTES {
+            return Vec::new();
+        }
         let mut gpus: Vec<Self> = serde_json::from_str(words).unwrap_or_default();
         gpus.truncate(MOST_GPUS);
         let plain = |word: &str| -> String {
@@ -99,10 +104,14 @@ mod tests {
     fn what_an_agent_says_is_bounded() {
         let gpus = vec![GpuReading { name: "NVIDIA H100".into(), celsius: Some(61), ..GpuReading::default() }];
         assert_eq!(GpuReading::of_json(&GpuReading::as_json(&gpus)), gpus);
-        let odd = GpuReading { name: format!("\u{1b}[31m{}", "x".repeat(1000)), ..gpus[0].clone() };
-        let taken = GpuReading::of_json(&GpuReading::as_json(&vec![odd; 100]));
+        let odd = GpuReading { name: format!("\u{1b}[31m{}", "x".repeat(400)), ..gpus[0].clone() };
+        let taken = GpuReading::of_json(&GpuReading::as_json(&vec![odd.clone(); 100]));
         assert_eq!((taken.len(), taken[0].name.len()), (MOST_GPUS, WORD_BYTES));
         assert!(!taken[0].name.contains('\u{1b}'));
+        assert!(
+            GpuReading::of_json(&GpuReading::as_json(&vec![odd; 1000])).is_empty(),
+            "what no machine has is not read"
+        );
         // What a later version adds is left out, and what it leaves out is not told.
         assert_eq!(
             GpuReading::of_json(r#"[{"index": 3, "fans": 2}]"#),
