@@ -107,6 +107,12 @@ impl<B: Backend> ContextSide<B> {
             ContextHostEvent::Command(HostCommand::Release { context, .. }) => self.service.tickets.forget(*context),
             _ => {}
         }
+        if let ContextHostEvent::Stopped { failure: Some(Failure { crowded: true, message, .. }), .. } = &event {
+            tracing::warn!(
+                cause = message,
+                "the device's memory is full: idle shards go, and what may fit later is encoded again"
+            );
+        }
         if !matches!(event, ContextHostEvent::Layer { .. }) {
             self.state.see_gpu(self.service.cores.gpu_memory());
         }
