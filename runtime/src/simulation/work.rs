@@ -140,21 +140,20 @@ pub fn per_token(plan: &Plan, room: &Room) -> f64 {
 /// # Errors
 /// Where the method has no plan for a length.
 pub fn sweep(context: &[u32], method: &MethodConfig, room: &Room) -> Result<Vec<(usize, f64)>, PlanError> {
-    let hosts = room.config.context_hosts();
     let mut lengths: Vec<usize> = (0..7).map(|halved| context.len() >> halved).filter(|length| *length > 0).collect();
     lengths.reverse();
     let at = |length: usize| {
-        let plan = method.plan(&PlanRequest {
-            context: &context[..length],
-            query: &[],
-            hosts: hosts.count,
-            one_machine: hosts.one_machine,
-            shape: &room.shape,
-            speeds: Some(&room.speeds),
-        })?;
+        let plan = method.plan(&request(&context[..length], room))?;
         Ok((length, per_token(&plan, room)))
     };
     lengths.into_iter().map(at).collect()
+}
+
+/// What is to be planned: a context that is asked nothing, on a room's context hosts.
+fn request<'a>(context: &'a [u32], room: &'a Room) -> PlanRequest<'a> {
+    let hosts = room.config.context_hosts();
+    let (shape, speeds) = (&room.shape, Some(&room.speeds));
+    PlanRequest { context, query: &[], hosts: hosts.count, one_machine: hosts.one_machine, shape, speeds }
 }
 
 /// A context of these ids, as a request for it would be planned.
@@ -162,15 +161,7 @@ pub fn sweep(context: &[u32], method: &MethodConfig, room: &Room) -> Result<Vec<
 /// # Errors
 /// Where the method has no plan for it.
 pub fn prepared(ids: Vec<u32>, method: &MethodConfig, room: &Room) -> Result<PreparedContext, PlanError> {
-    let hosts = room.config.context_hosts();
-    let plan = method.plan(&PlanRequest {
-        context: &ids,
-        query: &[],
-        hosts: hosts.count,
-        one_machine: hosts.one_machine,
-        shape: &room.shape,
-        speeds: Some(&room.speeds),
-    })?;
+    let plan = method.plan(&request(&ids, room))?;
     let ids = if plan.extra_ids.is_empty() { ids } else { plan.numbered_ids(&ids) };
     let model = &room.config.first_model().label;
     let labels = match model.is_empty() {
@@ -181,7 +172,7 @@ pub fn prepared(ids: Vec<u32>, method: &MethodConfig, room: &Room) -> Result<Pre
         ids: ids.into(),
         identities: Default::default(),
         method: Box::new(method.clone()),
-        hosts: hosts.count,
+        hosts: room.config.context_hosts().count,
         plan: plan.into(),
         dense_pairs: 1,
         kv_bytes_per_token: room.shape.kv_bytes_per_token(),
