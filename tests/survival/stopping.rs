@@ -203,12 +203,15 @@ fn a_supervisor_and_an_agent_that_are_asked_to_end_leave_the_others_at_work() {
         }
         let began = Instant::now();
         assert_eq!(tokens(&cluster, &id), expected, "{id}");
-        let after = cluster.wait_for("all to be back", well);
+        let pid = |status: &Value, name: &str| host(status, name)["pid"].as_u64();
+        // An agent's host ends a moment after it, and is well until then.
+        let replaced = |status: &Value| pid(status, "context-0") != pid(&before, "context-0");
+        let loses_its_host = victim == "local" && ends;
+        let after = cluster.wait_for("all to be back", |status| well(status) && (!loses_its_host || replaced(status)));
         eprintln!("two nodes, {id}: answered and back after {:.1} s", began.elapsed().as_secs_f64());
         for name in ["context-0", "context-1", "query-0"] {
-            let [was, is] = [&before, &after].map(|status| host(status, name)["pid"].as_u64());
-            let own = victim == "local" && name == "context-0";
-            assert_eq!(was == is, !(own && ends), "{id}: {name}");
+            let left_alone = name != "context-0" || !loses_its_host;
+            assert_eq!(pid(&before, name) == pid(&after, name), left_alone, "{id}: {name}");
         }
     }
     // Drained, a host stays down when it is asked to end, until it is to work again.
