@@ -170,7 +170,7 @@ fn in_process(case: &Value, method: &Value, hosts: usize) -> Vec<u32> {
     let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).expect("token ids");
     let (context, query, shape) = (ids("context_ids"), ids("query_ids"), decoder.config().shape(DType::F32));
     let request =
-        PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape, speeds: None };
+        PlanRequest { context: &context, query: &query, hosts, one_device: true, shape: &shape, speeds: None };
     let method: MethodConfig = serde_json::from_value(method.clone()).expect("a method");
     let plan = method.plan(&request).expect("a plan");
     let shards = encode_plan(&decoder, &plan, &context, None, &mut |_, _| true).expect("shards");

@@ -189,7 +189,7 @@ fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
     let shape = Checkpoint::open(&folder).unwrap().config().shape(DType::F32);
     let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).unwrap();
     let (context, query) = (ids("context_ids"), ids("query_ids"));
-    let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape, speeds: None };
+    let asked = PlanRequest { context: &context, query: &query, hosts, one_device: true, shape: &shape, speeds: None };
     let method: MethodConfig = serde_json::from_value(method(case).0).unwrap();
     let cost = Cost::of(&method.plan(&asked).unwrap(), &shape);
     if !cost.at_most {

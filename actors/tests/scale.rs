@@ -120,7 +120,7 @@ fn kept(commands: &[SupervisorCommand]) -> Vec<Change> {
 fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
     let method: MethodConfig = serde_json::from_str(method).expect("a method");
     let shape = &ModelShape::TINY;
-    let request = PlanRequest { context, query: &[5, 9], hosts, one_machine: false, shape, speeds: None };
+    let request = PlanRequest { context, query: &[5, 9], hosts, one_device: false, shape, speeds: None };
     let plan = method.plan(&request).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(context).into(),

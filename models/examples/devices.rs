@@ -151,7 +151,7 @@ impl<B: Backend> Devices<B> {
         let shape = self.home().config().shape(DType::Bf16);
         let query = &context[..QUERY];
         let hosts = self.0.len();
-        Ok(method.plan(&PlanRequest { context, query, hosts, one_machine: true, shape: &shape, speeds: None })?)
+        Ok(method.plan(&PlanRequest { context, query, hosts, one_device: true, shape: &shape, speeds: None })?)
     }
 
     fn encode(&self, plan: &Plan, context: &[u32]) -> Result<(Vec<Vec<EncodedShard<B>>>, f64)> {
@@ -224,7 +224,7 @@ impl<B: Backend> Devices<B> {
             context: &context,
             query: &context[..QUERY],
             hosts: 12,
-            one_machine: true,
+            one_device: true,
             shape: &shape,
             speeds: None,
         };

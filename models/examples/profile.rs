@@ -246,7 +246,7 @@ struct Answer<B: Backend> {
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
     let shape = decoder.config().shape(decoder.backend().kv_dtype());
-    let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
+    let request = PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
     let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true)?;
     let generator = Generator::of(&plan);
@@ -330,7 +330,7 @@ fn together<B: Backend>(decoder: &Decoder<B>, prompt: &[u32], jobs: usize) -> Re
         let shards: Vec<EncodedShard<B>> = first.shards.iter().map(copied).collect::<Result<_>>()?;
         let (context, query) = prompt.split_at(prompt.len() - 1);
         let shape = decoder.config().shape(decoder.backend().kv_dtype());
-        let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
+        let request = PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None };
         let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
         all.generators.push(Generator::of(&plan));
         all.shards.push(shards);

@@ -174,7 +174,7 @@ fn answer<B: Backend>(
         [] => Generator::new(ContextKeys::default(), 0),
         context => {
             let shape = decoder.config().shape(DType::F32);
-            let request = PlanRequest { context, query, hosts, one_machine: false, shape: &shape, speeds: None };
+            let request = PlanRequest { context, query, hosts, one_device: false, shape: &shape, speeds: None };
             let plan = method.plan(&request).unwrap();
             plan.check(context.len()).unwrap();
             shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true).unwrap();
@@ -328,7 +328,7 @@ fn a_step_of_many_lengths_gives_each_its_own_bits() {
     let plans = [20, 80, 100].map(|tokens: u32| {
         let (context, query) = ((0..tokens).map(|at| 8 + at * 37 % 88).collect::<Vec<_>>(), [9, 30, 10]);
         let request =
-            PlanRequest { context: &context, query: &query, hosts: 1, one_machine: true, shape: &shape, speeds: None };
+            PlanRequest { context: &context, query: &query, hosts: 1, one_device: true, shape: &shape, speeds: None };
         let plan = dense.plan(&request).unwrap();
         let shards = encode_plan(&decoder, &plan, &context, None, &mut |_, _| true).unwrap();
         (plan, shards)

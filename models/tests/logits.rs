@@ -71,7 +71,7 @@ fn logits_are_those_of_transformers() {
         let method = MethodConfig::Dense(DenseConfig::default());
         let shape = decoder.config().shape(DType::F32);
         let plan = method
-            .plan(&PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None })
+            .plan(&PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None })
             .unwrap();
         let shards = encode_plan(&decoder, &plan, context, None, &mut |_, _| true).unwrap();
         let mut context = LocalContext::new(decoder.backend(), &shards);

@@ -60,7 +60,7 @@ fn star(block: usize, anchor: usize) -> MethodConfig {
 fn plan(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Plan {
     let shape = decoder.config().shape(decoder.backend().dtype());
     let plan = method
-        .plan(&PlanRequest { context, query: STEPS[0], hosts, one_machine: false, shape: &shape, speeds: None })
+        .plan(&PlanRequest { context, query: STEPS[0], hosts, one_device: false, shape: &shape, speeds: None })
         .unwrap();
     plan.check(context.len()).unwrap();
     plan

@@ -266,7 +266,7 @@ pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
         context: &context,
         query: &[0],
         hosts: 1,
-        one_machine: false,
+        one_device: false,
         shape: &ModelShape::TINY,
         speeds: None,
     };

@@ -105,7 +105,7 @@ fn retaining_heads_of_another_shape() {
 
 #[test]
 fn a_plan_shows_what_a_job_costs_and_why_auto_chose() {
-    insta::assert_snapshot!([plan("auto"), plan_of("2133", "auto"), plan_of("8k", "auto")].join("\n"));
+    insta::assert_snapshot!([plan("auto"), plan_of("2133", "auto"), plan_of("15k", "auto")].join("\n"));
 }
 
 #[test]

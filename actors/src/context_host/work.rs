@@ -286,7 +286,7 @@ mod tests {
         let short = |method: &str, tokens: u32, shape: &ModelShape| {
             let context: Vec<u32> = (0..tokens).collect();
             let request =
-                PlanRequest { context: &context, query: &[1], hosts: 1, one_machine: true, shape, speeds: None };
+                PlanRequest { context: &context, query: &[1], hosts: 1, one_device: true, shape, speeds: None };
             let plan = method.parse::<MethodConfig>().unwrap().plan(&request).unwrap();
             is_short(&plan.shards, shape)
         };

@@ -170,8 +170,9 @@ impl SupervisorConfig {
     pub fn context_hosts_of<'a>(&self, model: &ServedModel, hosts: impl Iterator<Item = &'a HostSpec>) -> ContextHosts {
         let own = |host: &&HostSpec| host.role == Role::Context && host.model() == model.label;
         let contexts: Vec<&HostSpec> = hosts.filter(own).collect();
-        let one_machine = contexts.iter().all(|host| host.node == contexts[0].node);
-        ContextHosts { count: contexts.len(), one_machine, dtype: model.dtype, speeds: model.speeds }
+        let device = |host: &&'a HostSpec| (&host.node, &host.device);
+        let one_device = contexts.iter().all(|host| device(host) == device(&contexts[0]));
+        ContextHosts { count: contexts.len(), one_device, dtype: model.dtype, speeds: model.speeds }
     }
 }
 
@@ -180,8 +181,8 @@ impl SupervisorConfig {
 pub struct ContextHosts {
     /// How many.
     pub count: usize,
-    /// Whether they share a machine.
-    pub one_machine: bool,
+    /// Whether they share a device: the cores of one machine, or one GPU.
+    pub one_device: bool,
     /// Type of their cached keys and values.
     pub dtype: DType,
     /// How fast they are, where that was measured.

@@ -340,7 +340,7 @@ fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
 fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) -> PreparedContext {
     let context: Vec<u32> = (0..tokens).collect();
     let asked =
-        PlanRequest { context: &context, query, hosts, one_machine: false, shape: &ModelShape::TINY, speeds: None };
+        PlanRequest { context: &context, query, hosts, one_device: false, shape: &ModelShape::TINY, speeds: None };
     let plan = method.plan(&asked).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(&context).into(),
@@ -904,7 +904,7 @@ fn a_short_context_does_not_wait_behind_long_ones() {
         context: &long,
         query: &[1],
         hosts: 1,
-        one_machine: false,
+        one_device: false,
         shape: &ModelShape::TINY,
         speeds: None,
     };

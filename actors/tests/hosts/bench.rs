@@ -85,7 +85,7 @@ impl Case {
         let (method, hosts) = cases::method(name, &case["params"], context.len(), HEADS);
         let shape = Checkpoint::open(&folder).expect("a model").config().shape(DType::F32);
         let asked =
-            PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape, speeds: None };
+            PlanRequest { context: &context, query: &query, hosts, one_device: false, shape: &shape, speeds: None };
         let plan = method.plan(&asked).expect("a plan");
         Self { ids: plan.numbered_ids(&context), plan, case }
     }
@@ -98,7 +98,7 @@ impl Case {
         )
         .expect("a method");
         let shape = Checkpoint::open(&golden().join("models").join(MODEL)).expect("a model").config().shape(DType::F32);
-        let asked = PlanRequest { context, query: &[], hosts: 4, one_machine: false, shape: &shape, speeds: None };
+        let asked = PlanRequest { context, query: &[], hosts: 4, one_device: false, shape: &shape, speeds: None };
         Self { case: self.case.clone(), plan: method.plan(&asked).expect("a plan"), ids: context.to_vec() }
     }
 

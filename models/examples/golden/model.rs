@@ -50,7 +50,7 @@ impl<B: Backend> Models<B> {
         let (method, hosts) = cases::method(&case.method, &case.params, context.len(), "trained");
         let decoder = &self.load(case.model.clone())?.decoder;
         let shape = decoder.config().shape(decoder.backend().kv_dtype());
-        let request = PlanRequest { context, query, hosts, one_machine: false, shape: &shape, speeds: None };
+        let request = PlanRequest { context, query, hosts, one_device: false, shape: &shape, speeds: None };
         let plan = method.plan(&request)?;
         plan.check(context.len())?;
         let heads = match &plan.exchange {

@@ -265,7 +265,7 @@ mod tests {
             context: &context,
             query: &[1; 64],
             hosts,
-            one_machine: false,
+            one_device: false,
             shape: &LLAMA_8B,
             speeds: None,
         };
@@ -332,7 +332,7 @@ mod tests {
         let refusal = |method: &str, most: Carried| {
             let shape = &LLAMA_8B;
             let request =
-                PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
+                PlanRequest { context: &context, query: &[], hosts: 2, one_device: true, shape, speeds: None };
             let method: MethodConfig = serde_json::from_str(method).unwrap();
             let checked = most.check(&method.plan(&request).unwrap(), shape);
             checked.err().map(|error| format!("{}: {error}", error.code()))

@@ -200,7 +200,7 @@ mod tests {
             for method in [&star as &dyn Fn(bool) -> serde_json::Value, &pulsar] {
                 let plan = |shared: bool| {
                     let shape = &ModelShape::TINY;
-                    let request = PlanRequest { context: &context, query: &[3, 5], hosts, one_machine: true, shape, speeds: None };
+                    let request = PlanRequest { context: &context, query: &[3, 5], hosts, one_device: true, shape, speeds: None };
                     let method: MethodConfig = serde_json::from_value(method(shared)).expect("a method");
                     method.plan(&request).expect("a plan")
                 };

@@ -11,8 +11,8 @@ pub struct PlanRequest<'a> {
     pub query: &'a [u32],
     /// Context hosts to deal shards to, at least 1.
     pub hosts: usize,
-    /// Whether all context hosts share a machine, so that passing keys and values within a layer is cheap.
-    pub one_machine: bool,
+    /// Whether all context hosts compute with one device: the cores of one machine, or one GPU.
+    pub one_device: bool,
     /// The model that will run it.
     pub shape: &'a ModelShape,
     /// How fast the hosts are, where that was measured.

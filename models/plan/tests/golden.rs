@@ -41,7 +41,7 @@ fn every_case_agrees_exactly() {
         let (method, hosts) = cases::method(name, &case["params"], context.len(), "trained");
         let shape = shape(case["model"].as_str().unwrap());
         let request =
-            PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape, speeds: None };
+            PlanRequest { context: &context, query: &query, hosts, one_device: false, shape: &shape, speeds: None };
         let plan = method.plan(&request).unwrap();
         plan.check(context.len()).unwrap();
         assert_eq!(golden_view(&plan, &method, &request), expected["plan"], "{}", case["id"]);

@@ -28,7 +28,7 @@ const SPEEDS: Calibration = Calibration {
 };
 
 fn request<'a>(context: &'a [u32], hosts: usize) -> PlanRequest<'a> {
-    PlanRequest { context, query: &[7, 8, 9], hosts, one_machine: false, shape: &SHAPE, speeds: None }
+    PlanRequest { context, query: &[7, 8, 9], hosts, one_device: false, shape: &SHAPE, speeds: None }
 }
 
 fn anchor_position() -> impl Strategy<Value = AnchorPosition> {
@@ -237,18 +237,18 @@ proptest! {
     /// Whatever `auto` takes: no more pairs than dense attention, and no more operations where hosts share a machine's cores.
     #[test]
     fn auto_is_never_dearer_than_dense(
-        tokens in 1_usize..9000, kinds in 2_u32..3000, hosts in 1_usize..9, one_machine in any::<bool>(), asked in any::<bool>(),
+        tokens in 1_usize..9000, kinds in 2_u32..3000, hosts in 1_usize..9, one_device in any::<bool>(), asked in any::<bool>(),
         speeds in prop::option::of(Just(SPEEDS)),
     ) {
         let context: Vec<u32> = (0..tokens as u32).map(|token| token.wrapping_mul(2_654_435_761) % kinds).collect();
         let query: &[u32] = if asked { &[7, 8, 9] } else { &[] };
-        let request = PlanRequest { query, one_machine, speeds: speeds.as_ref(), ..request(&context, hosts) };
+        let request = PlanRequest { query, one_device, speeds: speeds.as_ref(), ..request(&context, hosts) };
         let cost = |name: &str| Cost::of(&name.parse::<MethodConfig>().unwrap().plan(&request).unwrap(), &SHAPE);
         let flops = |cost: &Cost| cost.hosts.iter().map(|host| host.flops).sum::<u64>();
         let (auto, dense) = (cost("auto"), cost("dense"));
         prop_assert!(auto.prefill_pairs <= auto.dense_pairs, "{} of {} pairs", auto.prefill_pairs, auto.dense_pairs);
         prop_assert!(speeds.is_some() || auto.critical_host().unwrap().flops <= dense.critical_host().unwrap().flops);
-        prop_assert!(!one_machine || speeds.is_some() || flops(&auto) <= flops(&dense));
+        prop_assert!(!one_device || speeds.is_some() || flops(&auto) <= flops(&dense));
     }
 
     /// The same keys for every block row, fewer rows.
@@ -300,10 +300,10 @@ proptest! {
 /// The work of a token is the same however long the context, where hosts share prefixes and where they do not.
 #[test]
 fn the_default_is_linear_in_the_context() {
-    for one_machine in [true, false] {
+    for one_device in [true, false] {
         let per_token = |tokens: u32| {
             let context: Vec<u32> = (0..tokens).map(|token| token.wrapping_mul(2_654_435_761) % 3001).collect();
-            let request = PlanRequest { query: &[7, 8, 9], one_machine, ..request(&context, 64) };
+            let request = PlanRequest { query: &[7, 8, 9], one_device, ..request(&context, 64) };
             let plan = MethodConfig::default().plan(&request).unwrap();
             assert_eq!((plan.method.name.as_str(), plan.idle_hosts()), ("pulsar", 0));
             let cost = Cost::of(&plan, &SHAPE);
@@ -322,7 +322,7 @@ fn auto_splits_a_long_context_over_one_host_too() {
     let plan = |name: &str, query: &[u32]| {
         name.parse::<MethodConfig>()
             .unwrap()
-            .plan(&PlanRequest { query, one_machine: true, ..request(&context, 1) })
+            .plan(&PlanRequest { query, one_device: true, ..request(&context, 1) })
             .unwrap()
     };
     let (auto, dense) = (plan("auto", &[7, 8, 9]), plan("dense", &[7, 8, 9]));
@@ -332,12 +332,54 @@ fn auto_splits_a_long_context_over_one_host_too() {
     assert_eq!(plan("auto", &[]).method.name, "chain");
 }
 
+fn saving(least: f64) -> MethodConfig {
+    serde_json::from_value(json!({"auto": {"least_saving": least}})).unwrap()
+}
+
+/// An approximation that saves little is none.
+#[test]
+fn auto_is_exact_until_blocks_save_a_third() {
+    let shape = |layers, query_heads, kv_heads, hidden, intermediate| ModelShape {
+        layers,
+        query_heads,
+        kv_heads,
+        head_dim: 128,
+        hidden,
+        intermediate,
+        ..ModelShape::TINY
+    };
+    let (qwen_1b, llama_8b) = (shape(28, 12, 2, 1536, 8960), shape(32, 32, 8, 4096, 14_336));
+    let context: Vec<u32> = (0..131_072_u32).map(|token| token.wrapping_mul(2_654_435_761) >> 20).collect();
+    let named = |method: MethodConfig, shape: &ModelShape, one_device: bool, tokens: usize| {
+        let asked = PlanRequest { query: &[7, 8, 9], shape, one_device, ..request(&context[..tokens], 4) };
+        method.plan(&asked).map(|plan| plan.method.name)
+    };
+    let on_one = |shape, tokens| named(MethodConfig::default(), shape, true, tokens).unwrap();
+    assert_eq!(
+        [4096, 16_384, 32_000, 65_536].map(|tokens| on_one(&qwen_1b, tokens)),
+        ["dense", "dense", "dense", "pulsar"]
+    );
+    assert_eq!(
+        [32_768, 45_000, 65_536, 131_072].map(|tokens| on_one(&llama_8b, tokens)),
+        ["dense", "dense", "pulsar", "pulsar"]
+    );
+    assert_eq!(
+        named(MethodConfig::default(), &llama_8b, false, 32_768).unwrap(),
+        "pulsar",
+        "each of four devices has a fourth of it"
+    );
+    assert_eq!(named(saving(0.0), &llama_8b, true, 32_768).unwrap(), "pulsar");
+    assert_eq!(named(saving(1.0), &llama_8b, false, 131_072).unwrap(), "dense");
+    let refused = named(saving(35.0), &llama_8b, true, 32_768).unwrap_err().to_string();
+    assert!(refused.contains("least_saving") && refused.contains("35") && refused.contains("from 0 to 1"), "{refused}");
+}
+
 #[test]
 fn auto_leaves_hosts_idle_rather_than_cut_too_small() {
     let context: Vec<u32> = (0..4096_u32).map(|token| token.wrapping_mul(2_654_435_761) % 3001).collect();
     let plan = |hosts| {
-        let request = PlanRequest { query: &[7, 8, 9], one_machine: true, ..request(&context, hosts) };
-        MethodConfig::default().plan(&request).unwrap()
+        let request = PlanRequest { query: &[7, 8, 9], one_device: true, ..request(&context, hosts) };
+        saving(0.0).plan(&request).unwrap()
     };
     let blocks = |hosts| plan(hosts).shards.iter().map(|shard| shard.block_tokens()).collect::<Vec<_>>();
     assert_eq!([blocks(4), blocks(16)], [vec![1024; 4], vec![512; 8]]);

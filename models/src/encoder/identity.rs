@@ -58,7 +58,7 @@ mod tests {
     fn identities(method: &str, context: &[u32], scope: Option<&str>) -> Vec<ShardIdentity> {
         let method: MethodConfig = method.parse().unwrap();
         let shape = &ModelShape::TINY;
-        let request = PlanRequest { context, query: &[7], hosts: 2, one_machine: true, shape, speeds: None };
+        let request = PlanRequest { context, query: &[7], hosts: 2, one_device: true, shape, speeds: None };
         let plan = method.reusable(&request).unwrap();
         shard_identities(&plan, &plan.numbered_ids(context), scope)
     }

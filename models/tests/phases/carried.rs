@@ -55,7 +55,7 @@ fn parcels_that_travel_as_bytes_change_no_bit() {
                 context: &context,
                 query: STEPS[0],
                 hosts: 2,
-                one_machine: false,
+                one_device: false,
                 shape: &shape,
                 speeds: None,
             };

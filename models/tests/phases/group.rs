@@ -33,7 +33,7 @@ fn group(folder: &Path, dtype: DType, (devices, kernels): (usize, KernelChoice))
 fn answers<B: Backend>(decoder: &Decoder<B>, folder: &Path, how: &MethodConfig, hosts: usize) -> Vec<u32> {
     let (context, shape) = (some_context(), decoder.config().shape(decoder.backend().dtype()));
     let request =
-        PlanRequest { context: &context, query: STEPS[0], hosts, one_machine: false, shape: &shape, speeds: None };
+        PlanRequest { context: &context, query: STEPS[0], hosts, one_device: false, shape: &shape, speeds: None };
     let plan = how.plan(&request).unwrap();
     let heads = folder.join("retaining_heads.safetensors");
     let heads = heads.exists().then(|| RetainingHeads::load(decoder.backend(), &heads, decoder.config()).unwrap());

@@ -30,7 +30,7 @@ impl Method for Turns {
 
 fn encoded(decoder: &Decoder<Cpu>, method: &Turns, context: &[u32]) -> (Plan, Vec<EncodedShard<Cpu>>) {
     let shape = decoder.config().shape(decoder.backend().dtype());
-    let request = PlanRequest { context, query: STEPS[0], hosts: 2, one_machine: false, shape: &shape, speeds: None };
+    let request = PlanRequest { context, query: STEPS[0], hosts: 2, one_device: false, shape: &shape, speeds: None };
     let plan = method.plan(&request).unwrap();
     plan.check(context.len()).unwrap();
     let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true).unwrap();

@@ -12,7 +12,7 @@ use asterism_models::{ContextKeys, Decoder, EncodedShard};
 fn session(decoder: &Decoder<Cpu>, context: &[u32], hosts: usize, tokens: usize) -> Plan {
     let shape = decoder.config().shape(asterism_kernels::DType::F32);
     let pulsar = json!({"pulsar": {"block_tokens": 20, "sink_tokens": 4, "refresh_tokens": tokens, "chunk_tokens": 4}});
-    let request = PlanRequest { context, query: &[], hosts, one_machine: true, shape: &shape, speeds: None };
+    let request = PlanRequest { context, query: &[], hosts, one_device: true, shape: &shape, speeds: None };
     method(pulsar).plan(&request).unwrap()
 }
 

@@ -34,7 +34,7 @@ impl Work {
     pub(super) fn new(plan: &Plan, room: &Room, query_tokens: usize) -> Self {
         let cost = Cost::of(plan, &room.shape);
         let machines: Vec<usize> = (0..plan.hosts).collect();
-        let on = Conditions { shape: &room.shape, machines: &machines, query_tokens };
+        let on = Conditions { shape: &room.shape, devices: &machines, query_tokens };
         let forecast = Forecast::of(&cost, &on, &room.speeds);
         let crowding: BTreeMap<String, f64> = room
             .crowds()
@@ -99,7 +99,7 @@ impl Work {
         let shards = shards.iter().map(|shard| Shard { host: 0, ..shard.clone() }).collect();
         let plan = Plan { hosts: 1, shards, exchange: Exchange::None, ..bare(&self.plan) };
         let cost = Cost::of(&plan, &self.room.shape);
-        let on = Conditions { shape: &self.room.shape, machines: &[0], query_tokens: 1 };
+        let on = Conditions { shape: &self.room.shape, devices: &[0], query_tokens: 1 };
         let seconds = Forecast::of(&cost, &on, &self.room.speeds).encode_s;
         (seconds, cost.hosts.into_iter().next().unwrap_or_default())
     }
@@ -131,7 +131,7 @@ fn bare(plan: &Plan) -> Plan {
 pub fn per_token(plan: &Plan, room: &Room) -> f64 {
     let cost = Cost::of(plan, &room.shape);
     let machines: Vec<usize> = (0..plan.hosts).collect();
-    let on = Conditions { shape: &room.shape, machines: &machines, query_tokens: 1 };
+    let on = Conditions { shape: &room.shape, devices: &machines, query_tokens: 1 };
     Forecast::of(&cost, &on, &room.speeds).hosts.iter().sum::<f64>() / plan.context_tokens.max(1) as f64
 }
 
@@ -153,7 +153,7 @@ pub fn sweep(context: &[u32], method: &MethodConfig, room: &Room) -> Result<Vec<
 fn request<'a>(context: &'a [u32], room: &'a Room) -> PlanRequest<'a> {
     let hosts = room.config.context_hosts();
     let (shape, speeds) = (&room.shape, Some(&room.speeds));
-    PlanRequest { context, query: &[], hosts: hosts.count, one_machine: hosts.one_machine, shape, speeds }
+    PlanRequest { context, query: &[], hosts: hosts.count, one_device: hosts.one_device, shape, speeds }
 }
 
 /// A context of these ids, as a request for it would be planned.

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_machine_is_dealt_in_order_and_wraps_around() {
+    fn one_device_is_dealt_in_order_and_wraps_around() {
         let policy = PlacementPolicy::default();
         assert_eq!(placed(&hosts(&["a"; 4]), &each(4, 9), &policy), Ok(vec![0, 1, 2, 3]));
         assert_eq!(placed(&hosts(&["a"; 2]), &each(5, 9), &policy), Ok(vec![0, 1, 0, 1, 0]));

@@ -297,7 +297,7 @@ impl ModelFront {
             context,
             query,
             hosts: hosts.count,
-            one_machine: hosts.one_machine,
+            one_device: hosts.one_device,
             shape: &shape,
             speeds: hosts.speeds.as_ref(),
         };

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Where a plan does not matter.
-const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_machine: true, dtype: DType::F32, speeds: None };
+const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_device: true, dtype: DType::F32, speeds: None };
 
 impl ModelFront {
     /// What a request over a context of its own comes to: its plan and how many tokens its query has.
@@ -76,7 +76,7 @@ impl ModelFront {
             context: &context,
             query: if as_session { &[] } else { &query },
             hosts: hosts.count,
-            one_machine: hosts.one_machine,
+            one_device: hosts.one_device,
             shape: &shape,
             speeds: hosts.speeds.as_ref(),
         })?)

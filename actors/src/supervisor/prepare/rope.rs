@@ -32,7 +32,7 @@ mod tests {
         supervisor::{config::ContextHosts, tables::prepared::asked_session::AskedSession},
     };
 
-    const ROPE_TEST_HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
+    const ROPE_TEST_HOSTS: ContextHosts = ContextHosts { count: 2, one_device: true, dtype: DType::F32, speeds: None };
 
     fn front(scaling: RopeScaling) -> ModelFront {
         let mut front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const HOSTS: ContextHosts =
-    ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32, speeds: None };
+    ContextHosts { count: 4, one_device: true, dtype: asterism_kernels::DType::F32, speeds: None };
 
 fn front() -> ModelFront {
     ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()

@@ -25,7 +25,7 @@ mod tests {
         let shape = ModelShape { windowed_layers: 3, window: 16, ..ModelShape::TINY };
         let context: Vec<u32> = (0..4096).collect();
         let request =
-            PlanRequest { context: &context, query: &[3], hosts: 4, one_machine: true, shape: &shape, speeds: None };
+            PlanRequest { context: &context, query: &[3], hosts: 4, one_device: true, shape: &shape, speeds: None };
         let of = |method: serde_json::Value| {
             let method: MethodConfig = serde_json::from_value(method).expect("a method");
             let plan = method.plan(&request).expect("a plan");

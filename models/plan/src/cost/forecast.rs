@@ -13,7 +13,7 @@ pub struct Calibration {
     pub attention_s_per_pair: f64,
     /// Seconds that one layer of one shard takes beyond both.
     pub layer_s: f64,
-    /// Context hosts of one machine that encode at once without slowing each other down, at least 1. Who encodes alone has the
+    /// Context hosts of one device that encode at once without slowing each other down, at least 1. Who encodes alone has the
     /// cores of all.
     pub full_speed_hosts: f64,
     /// The same of hosts that answer in phase 2, each with its own share of the cores.
@@ -51,8 +51,8 @@ impl StepSeconds {
 pub struct Conditions<'a> {
     /// The model.
     pub shape: &'a ModelShape,
-    /// Machine of each host of the cost: those of one machine share its cores and its memory.
-    pub machines: &'a [usize],
+    /// Device of each host of the cost: those of one device, the cores of a machine or a GPU, share it and its memory.
+    pub devices: &'a [usize],
     /// Rows of the query step, at least 1.
     pub query_tokens: usize,
 }
@@ -71,10 +71,10 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// The seconds that `cost` takes at the speeds of `calibration`. Hosts of one machine slow each other down while they
+    /// The seconds that `cost` takes at the speeds of `calibration`. Hosts of one device slow each other down while they
     /// compute; hosts that pass each other keys are taken to wait for nothing but the slowest.
     pub fn of(cost: &Cost, on: &Conditions, calibration: &Calibration) -> Self {
-        let mut hosts = at_once(on.machines, &cost.hosts, calibration.full_speed_hosts, |host| {
+        let mut hosts = at_once(on.devices, &cost.hosts, calibration.full_speed_hosts, |host| {
             calibration.encode_work(host, on.shape)
         });
         for (seconds, host) in hosts.iter_mut().zip(&cost.hosts).filter(|(_, host)| host.shards > 0) {
@@ -108,7 +108,7 @@ impl Calibration {
     /// Seconds of a step of phase 2.
     fn step_s(&self, cost: &Cost, on: &Conditions, rows: usize) -> f64 {
         let answer = |host: &HostCost| host.kept_tokens as f64 * self.key.of(rows);
-        let answers = at_once(on.machines, &cost.hosts, self.full_speed_answers, answer);
+        let answers = at_once(on.devices, &cost.hosts, self.full_speed_answers, answer);
         let bytes: u64 = cost.hosts.iter().map(|host| host.step_bytes_per_token).sum();
         self.step.of(rows)
             + answers.into_iter().fold(0.0, f64::max)
@@ -117,17 +117,17 @@ impl Calibration {
     }
 }
 
-/// When each host is done that starts with the others on its machine and has `work` seconds of its own; `full_speed` of them at
+/// When each host is done that starts with the others on its device and has `work` seconds of its own; `full_speed` of them at
 /// once do not slow each other down.
-fn at_once(machines: &[usize], hosts: &[HostCost], full_speed: f64, work: impl Fn(&HostCost) -> f64) -> Vec<f64> {
+fn at_once(devices: &[usize], hosts: &[HostCost], full_speed: f64, work: impl Fn(&HostCost) -> f64) -> Vec<f64> {
     let mut order: Vec<(f64, usize)> = hosts.iter().map(work).zip(0..).filter(|(work, _)| *work > 0.0).collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut done = vec![0.0; hosts.len()];
     for (at, &(work, host)) in order.iter().enumerate() {
-        let machine = machines[host];
-        let earlier = order[..at].iter().rev().find(|(_, other)| machines[*other] == machine);
+        let device = devices[host];
+        let earlier = order[..at].iter().rev().find(|(_, other)| devices[*other] == device);
         let (worked, since) = earlier.map_or((0.0, 0.0), |&(worked, other)| (worked, done[other]));
-        let busy = order[at..].iter().filter(|(_, other)| machines[*other] == machine).count();
+        let busy = order[at..].iter().filter(|(_, other)| devices[*other] == device).count();
         done[host] = since + (work - worked) * (busy as f64 / full_speed).max(1.0);
     }
     done
@@ -154,13 +154,13 @@ mod tests {
     fn cost(method: &str, tokens: u32, hosts: usize) -> Cost {
         let context: Vec<u32> = (0..tokens).map(|token| token * 7919 % 503).collect();
         let shape = &ModelShape::TINY;
-        let request = PlanRequest { context: &context, query: &[1; 16], hosts, one_machine: true, shape, speeds: None };
+        let request = PlanRequest { context: &context, query: &[1; 16], hosts, one_device: true, shape, speeds: None };
         let method: MethodConfig = serde_json::from_str(method).unwrap();
         Cost::of(&method.plan(&request).unwrap(), shape)
     }
 
-    fn forecast(cost: &Cost, machines: &[usize], calibration: Calibration) -> Forecast {
-        Forecast::of(cost, &Conditions { shape: &ModelShape::TINY, machines, query_tokens: 16 }, &calibration)
+    fn forecast(cost: &Cost, devices: &[usize], calibration: Calibration) -> Forecast {
+        Forecast::of(cost, &Conditions { shape: &ModelShape::TINY, devices, query_tokens: 16 }, &calibration)
     }
 
     fn near(got: f64, expected: f64) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_one_machine_share_it() {
+    fn hosts_of_one_device_share_it() {
         let star = cost(r#"{"star": {"shared_prefix": false}}"#, 4000, 4);
         let linear = |full_speed_hosts| Calibration { linear_s_per_flop: 1e-9, full_speed_hosts, ..FREE };
         let alone = forecast(&star, &[0, 1, 2, 3], linear(1.0));

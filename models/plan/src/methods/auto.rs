@@ -1,4 +1,4 @@
-//! Exact attention while it is the cheaper one, else the most accurate of the cheap methods. What each would cost decides.
+//! Exact attention unless the most accurate of the cheap methods saves enough of its work. What each would cost decides.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,10 @@ const LEAST_CHOSEN_BLOCK: usize = 512;
 /// Questions that a session is taken to be asked: what they cost beside its encoding counts as much as that.
 const SESSION_QUESTIONS: f64 = 16.0;
 
+/// What an approximation has to save of exact attention's work: below it, what is lost of an answer buys too little. By it models
+/// of 1.5 billion parameters are exact up to 32k tokens on one device, of 8 billion up to 48k.
+const LEAST_SAVING: f64 = 0.35;
+
 /// Where to change over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -28,16 +32,24 @@ pub struct AutoConfig {
     #[serde(deserialize_with = "crate::size::size")]
     #[schemars(range(max = crate::size::MOST))]
     pub dense_below_tokens: usize,
+    /// The part of exact attention's work in phase 1, from 0 to 1, that an approximation has to save.
+    #[serde(skip_serializing_if = "is_least_saving")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub least_saving: f64,
 }
 
 impl Default for AutoConfig {
     fn default() -> Self {
-        Self { dense_below_tokens: DENSE_BELOW_TOKENS }
+        Self { dense_below_tokens: DENSE_BELOW_TOKENS, least_saving: LEAST_SAVING }
     }
 }
 
 fn is_default(tokens: &usize) -> bool {
     *tokens == DENSE_BELOW_TOKENS
+}
+
+fn is_least_saving(part: &f64) -> bool {
+    *part == LEAST_SAVING
 }
 
 /// A plan that was looked at.
@@ -63,6 +75,10 @@ impl Method for AutoConfig {
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        if !(0.0..=1.0).contains(&self.least_saving) {
+            let (expected, got) = ("a part from 0 to 1".into(), self.least_saving.to_string());
+            return Err(PlanError::Size { name: "least_saving", expected, got });
+        }
         let (tokens, hosts) = (request.context.len(), request.hosts);
         if let Some(reason) = self.needs_dense(request) {
             return Ok(because(exact(request)?, reason));
@@ -72,7 +88,7 @@ impl Method for AutoConfig {
             return session(split, request);
         }
         let dense = DenseConfig {}.plan(request)?;
-        if let Some(reason) = dearer(&split, &dense, request) {
+        if let Some(reason) = self.saves_too_little(&split, &dense, request) {
             return Ok(because(dense, format!("{tokens} context tokens over {hosts} hosts: {reason}")));
         }
         let known = "blocks behind summaries of chunks that the query asks for";
@@ -111,6 +127,26 @@ impl AutoConfig {
         }
         (tokens < limit).then(|| format!("{tokens} context tokens are fewer than {limit}"))
     }
+
+    /// Why `split` is not worth what it loses. It computes no more (row, key) pairs than `dense`, and saves its part of the seconds,
+    /// where the speeds are known, or else of the operations: of all hosts where they share a device, of the busiest where each has
+    /// its own.
+    fn saves_too_little(&self, split: &Plan, dense: &Plan, request: &PlanRequest) -> Option<String> {
+        let [split, dense] = [split, dense].map(|plan| Cost::of(plan, request.shape));
+        let most = 1.0 - self.least_saving;
+        let worth = format!("they are worth it from {:.0}% down", 100.0 * most);
+        if split.prefill_pairs > dense.prefill_pairs {
+            let part = percent(split.prefill_pairs, dense.prefill_pairs);
+            return Some(format!("blocks would take {part} of dense attention's pairs"));
+        }
+        if let (Some(split), Some(dense)) = (encode_s(&split, request), encode_s(&dense, request)) {
+            let takes = || format!("blocks would take {split:.2} s to encode instead of {dense:.2} s; {worth}");
+            return (split >= dense || split > most * dense).then(takes);
+        }
+        let (split, dense) = (operations(&split, request), operations(&dense, request));
+        let takes = || format!("blocks would take {} of dense attention's operations; {worth}", percent(split, dense));
+        (split >= dense || split as f64 > most * dense as f64).then(takes)
+    }
 }
 
 /// Exact attention: over a context that may grow, in a form that grows with it.
@@ -139,7 +175,7 @@ fn session(split: Plan, request: &PlanRequest) -> Result<Plan, PlanError> {
     })
 }
 
-/// Seconds of phase 1 where the speeds are known, else operations: of all hosts where they share the cores of one machine, of the
+/// Seconds of phase 1 where the speeds are known, else operations: of all hosts where they share a device, of the
 /// busiest where each has its own.
 fn phase1_work(plan: &Plan, request: &PlanRequest) -> f64 {
     let cost = Cost::of(plan, request.shape);
@@ -147,7 +183,7 @@ fn phase1_work(plan: &Plan, request: &PlanRequest) -> f64 {
 }
 
 fn operations(cost: &Cost, request: &PlanRequest) -> u64 {
-    match request.one_machine {
+    match request.one_device {
         true => cost.hosts.iter().map(|host| host.flops).sum(),
         false => cost.critical_host().map_or(0, |host| host.flops),
     }
@@ -179,26 +215,9 @@ fn because(plan: Plan, reason: String) -> Plan {
 
 /// Seconds of phase 1, where the speeds are known.
 fn encode_s(cost: &Cost, request: &PlanRequest) -> Option<f64> {
-    let machines: Vec<usize> = (0..request.hosts).map(|host| if request.one_machine { 0 } else { host }).collect();
-    let on = Conditions { shape: request.shape, machines: &machines, query_tokens: request.query.len().max(1) };
+    let devices: Vec<usize> = (0..request.hosts).map(|host| if request.one_device { 0 } else { host }).collect();
+    let on = Conditions { shape: request.shape, devices: &devices, query_tokens: request.query.len().max(1) };
     Some(Forecast::of(cost, &on, request.speeds?).encode_s)
-}
-
-/// Why `split` costs more than `dense`. Never more (row, key) pairs; and of seconds, where the speeds are known, or else of
-/// operations fewer: of all hosts where they share the cores of one machine, of the busiest where each has its own.
-fn dearer(split: &Plan, dense: &Plan, request: &PlanRequest) -> Option<String> {
-    let [split, dense] = [split, dense].map(|plan| Cost::of(plan, request.shape));
-    if split.prefill_pairs > dense.prefill_pairs {
-        return Some(format!(
-            "split, {} of dense attention's pairs",
-            percent(split.prefill_pairs, dense.prefill_pairs)
-        ));
-    }
-    if let (Some(split), Some(dense)) = (encode_s(&split, request), encode_s(&dense, request)) {
-        return (split >= dense).then(|| format!("split, {split:.2} s to encode instead of {dense:.2} s"));
-    }
-    let (split, dense) = (operations(&split, request), operations(&dense, request));
-    (split >= dense).then(|| format!("split, {} of dense attention's operations", percent(split, dense)))
 }
 
 /// Rounded up, so that what is more than the whole says so.

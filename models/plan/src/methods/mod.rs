@@ -189,7 +189,7 @@ mod tests {
     fn nothing_to_encode_and_nobody_to_encode_it() {
         for method in MethodConfig::all() {
             let shape = &crate::ModelShape::TINY;
-            let empty = PlanRequest { context: &[], query: &[], hosts: 1, one_machine: true, shape, speeds: None };
+            let empty = PlanRequest { context: &[], query: &[], hosts: 1, one_device: true, shape, speeds: None };
             assert_eq!(method.plan(&empty), Err(PlanError::EmptyContext));
             let alone = PlanRequest { context: &[1], hosts: 0, ..empty };
             assert_eq!(method.plan(&alone), Err(PlanError::NoHosts));

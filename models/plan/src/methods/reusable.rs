@@ -66,7 +66,7 @@ mod tests {
     }
 
     fn request<'a>(context: &'a [u32], query: &'a [u32], hosts: usize) -> PlanRequest<'a> {
-        PlanRequest { context, query, hosts, one_machine: true, shape: &ModelShape::TINY, speeds: None }
+        PlanRequest { context, query, hosts, one_device: true, shape: &ModelShape::TINY, speeds: None }
     }
 
     proptest! {

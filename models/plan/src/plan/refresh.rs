@@ -146,7 +146,7 @@ mod tests {
         }});
         let method: MethodConfig = serde_json::from_value(method).expect("a method");
         let shape = &ModelShape::TINY;
-        let request = PlanRequest { context, query: &[], hosts, one_machine: true, shape, speeds: None };
+        let request = PlanRequest { context, query: &[], hosts, one_device: true, shape, speeds: None };
         method.plan(&request).expect("a plan")
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let method: MethodConfig = serde_json::from_value(method).expect("a method");
         let shape = &ModelShape { rope: crate::RopeLength::Switched(100), ..ModelShape::TINY };
         let context: Vec<u32> = (0..400).collect();
-        let request = PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
+        let request = PlanRequest { context: &context, query: &[], hosts: 2, one_device: true, shape, speeds: None };
         let plan = method.plan(&request).expect("a plan");
         assert!(plan.shards.iter().all(|shard| shard.rope_length == 101), "{:?}", plan.shards);
         assert_eq!(plan.refresh(&context, &[7, 9]).expect("fresh keys").shard.rope_length, 101);

@@ -345,7 +345,7 @@ impl PulsarConfig {
             Some(true) if self.keep_summary_kv => conflict("keep_summary_kv"),
             // Nothing but the sink to share, which would tie blocks together that could be encoded one by one.
             None if self.grows(request.query) => Ok(false),
-            typed => Ok(typed.unwrap_or(request.one_machine)
+            typed => Ok(typed.unwrap_or(request.one_device)
                 && causal
                 && !request.shape.has_windows()
                 && self.positions == Positions::Sparse

@@ -186,7 +186,7 @@ impl StarConfig {
             }
             Some(true) if request.shape.has_windows() => conflict("a model whose layers have windows"),
             Some(true) if !possible => conflict("an anchor that is not the head of the context"),
-            typed => Ok(typed.unwrap_or(request.one_machine) && possible && self.anchor_tokens != Some(0)),
+            typed => Ok(typed.unwrap_or(request.one_device) && possible && self.anchor_tokens != Some(0)),
         }
     }
 
@@ -351,7 +351,7 @@ mod tests {
             context: &context,
             query: &[],
             hosts,
-            one_machine: false,
+            one_device: false,
             shape: &ModelShape::TINY,
             speeds: None,
         };

@@ -266,7 +266,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
         let (context, query) = ids.split_at(ids.len() - 1);
         let shape = self.shape();
         let request =
-            PlanRequest { context, query, hosts: self.given.hosts, one_machine: true, shape: &shape, speeds: None };
+            PlanRequest { context, query, hosts: self.given.hosts, one_device: true, shape: &shape, speeds: None };
         let plan = method.review(&request).and_then(|()| method.plan(&request));
         plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })
     }
@@ -392,7 +392,7 @@ mod tests {
             context: &context,
             query: &[1],
             hosts: 2,
-            one_machine: true,
+            one_device: true,
             shape: &ModelShape::TINY,
             speeds: None,
         };

@@ -59,7 +59,7 @@ impl Oracle {
 
     fn tokens(&self, context: &[u32], query: &[u32], most: usize) -> Result<(Vec<u32>, AnswerSeconds), ModelError> {
         let request =
-            PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &self.shape, speeds: None };
+            PlanRequest { context, query, hosts: self.hosts, one_device: true, shape: &self.shape, speeds: None };
         let refused = |error: asterism_plan::PlanError| ModelError::Unsupported { what: error.to_string() };
         let config = PulsarConfig::default();
         let size = config.rule(query).chunk_tokens;
@@ -148,7 +148,7 @@ mod tests {
             context: &context,
             query: &query,
             hosts: 4,
-            one_machine: true,
+            one_device: true,
             shape: &oracle.shape,
             speeds: None,
         };

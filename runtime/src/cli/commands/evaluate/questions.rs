@@ -90,7 +90,7 @@ impl TokenCounter {
 }
 
 /// Counting tokens needs no more.
-const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_machine: true, dtype: DType::F32, speeds: None };
+const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_device: true, dtype: DType::F32, speeds: None };
 
 /// Where a question comes from.
 enum Kind {

@@ -229,7 +229,7 @@ impl Planner {
         let shape = self.model.config.shape(self.config().first_model().dtype);
         let cost = Cost::of(&refresh.pass(), &shape);
         let flops: u64 = cost.hosts.iter().map(|host| host.flops).sum();
-        let on = Conditions { shape: &shape, machines: &[0], query_tokens: 1 };
+        let on = Conditions { shape: &shape, devices: &[0], query_tokens: 1 };
         let takes = calibration::find(&self.cluster, &self.model.checkpoint)
             .map(|speeds| format!(", in {}", duration(Forecast::of(&cost, &on, &speeds).encode_s)));
         format!(
@@ -290,7 +290,7 @@ impl Planner {
         let row = |(at, (host, cost)): (usize, (&&Host, &HostCost))| PlannedHost::new(host, holders.weights(at), cost);
         let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).enumerate().map(row).collect();
         rows.push(self.query_row(query_tokens + answer_tokens)?);
-        let on = Conditions { shape: &shape, machines: &holders.machines(), query_tokens };
+        let on = Conditions { shape: &shape, devices: &holders.devices(), query_tokens };
         let timing = match calibration::find(&self.cluster, &self.model.checkpoint) {
             Ok(speeds) => timed(&mut rows, &Forecast::of(&cost, &on, &speeds)),
             Err(missing) => missing,

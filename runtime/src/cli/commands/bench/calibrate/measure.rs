@@ -153,7 +153,7 @@ impl Shard {
         let shape = decoder.config().shape(decoder.backend().kv_dtype());
         let context = synthetic_prompt(tokens, decoder.config().vocab);
         let request =
-            PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape, speeds: None };
+            PlanRequest { context: &context, query: &[0], hosts: 1, one_device: true, shape: &shape, speeds: None };
         let dense: MethodConfig = "dense".parse().expect("a method of this name");
         let plan = dense.plan(&request).map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         Ok(Self { context, plan })

@@ -49,10 +49,11 @@ impl<'a> Holders<'a> {
         &self.hosts
     }
 
-    /// The machine of each, as a number.
-    pub fn machines(&self) -> Vec<usize> {
-        let node = |host: &&Host| self.hosts.iter().position(|first| first.node == host.node).unwrap_or_default();
-        self.hosts.iter().map(node).collect()
+    /// The device of each, the cores of a machine or a GPU, as a number.
+    pub fn devices(&self) -> Vec<usize> {
+        let shares = |host: &&Host, first: &&Host| first.node == host.node && first.devices == host.devices;
+        let device = |host: &&Host| self.hosts.iter().position(|first| shares(host, first)).unwrap_or_default();
+        self.hosts.iter().map(device).collect()
     }
 
     /// Bytes of weights that are counted as a host's, by its place.
