@@ -117,6 +117,11 @@ pub struct JobRequest {
 }
 
 impl JobRequest {
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        self.context.as_ref().map_or(0, Prompt::bytes) + self.query.bytes()
+    }
+
     /// A question about a context, or about a session named later, with every default.
     pub fn new(context: Option<Prompt>, query: Prompt) -> Self {
         Self {

@@ -137,6 +137,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         text: None,
         placement: PlacementPolicy::default(),
         key: None,
+        background: false,
     }
     .identified()
 }

@@ -62,8 +62,15 @@ pub const BATCH: &str = "batch";
 pub const KEY: &str = "key";
 /// Label of a job that is a response, with how it was asked for.
 pub const RESPONSE: &str = "response";
+/// How a response is asked for that nobody waits for on a connection.
+pub const BACKGROUND: &str = "background";
 /// Labels that say how a job was asked for, which no request names itself.
 pub const OWN_LABELS: [&str; 4] = [ATTACHED, BATCH, KEY, RESPONSE];
+
+/// Whether nobody waits for a job with these labels on a connection: it is a batch's, or a response in the background.
+pub fn is_background(labels: &BTreeMap<String, String>) -> bool {
+    labels.contains_key(BATCH) || labels.get(RESPONSE).is_some_and(|way| way == BACKGROUND)
+}
 
 /// Refuses a request's labels where one is the cluster's own.
 ///

@@ -81,6 +81,14 @@ impl Prompt {
         }
     }
 
+    /// Bytes of its text, or of its ids.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Tokens(ids) => size_of_val(ids.as_slice()),
+            _ => self.text().map_or(0, str::len),
+        }
+    }
+
     /// Whether there is nothing but white space in it.
     pub fn is_blank(&self) -> bool {
         match self {

@@ -23,6 +23,9 @@ use crate::{
 /// take their turns by what they have used.
 const DUE_AFTER_TURNS: f64 = 4.0;
 
+/// What a turn of background work counts, when those are next who have used the least: beside others it gets a fifth.
+const BACKGROUND_WEIGHT: f64 = 4.0;
+
 /// The scheduler of a host; clones are the same.
 #[derive(Clone)]
 pub struct FairScheduler(Arc<Shared>);
@@ -42,7 +45,17 @@ impl FairScheduler {
     /// A slot for a work whose context has used so many seconds.
     pub fn slot(&self, used: f64, stop: StopFlag) -> Slot {
         let (slot, scheduler) = (self.lock().slot(), self.clone());
-        Slot { scheduler, slot, stop, used, longest: 0.0, since: None, priority_start: None, priority: None }
+        Slot {
+            scheduler,
+            slot,
+            stop,
+            weight: 1.0,
+            used,
+            longest: 0.0,
+            since: None,
+            priority_start: None,
+            priority: None,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -55,6 +68,8 @@ pub struct Slot {
     scheduler: FairScheduler,
     slot: u64,
     stop: StopFlag,
+    /// What its seconds count.
+    weight: f64,
     used: f64,
     /// Seconds of its longest turn.
     longest: f64,
@@ -73,6 +88,13 @@ impl Slot {
     #[must_use]
     pub fn with_priority(mut self, begin: impl Fn() -> PriorityGuard + Send + 'static) -> Self {
         self.priority_start = Some(Box::new(begin));
+        self
+    }
+
+    /// Stands back behind others: nobody waits for what it computes.
+    #[must_use]
+    pub fn in_background(mut self, is: bool) -> Self {
+        self.weight = if is { BACKGROUND_WEIGHT } else { 1.0 };
         self
     }
 
@@ -102,7 +124,8 @@ impl Slot {
     /// Ends the turn, as far as this slot is concerned; returns its seconds.
     fn turn(&mut self) -> f64 {
         let took = self.since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
-        (self.used, self.longest) = (self.used + took, self.longest.max(took));
+        let counted = self.weight * took;
+        (self.used, self.longest) = (self.used + counted, self.longest.max(counted));
         took
     }
 
@@ -153,7 +176,7 @@ impl Slot {
 
     /// Seconds used, by earlier works of the context too.
     pub fn used(&self) -> f64 {
-        self.used + self.since.map_or(0.0, |since| since.elapsed().as_secs_f64())
+        self.used + self.since.map_or(0.0, |since| self.weight * since.elapsed().as_secs_f64())
     }
 }
 
@@ -279,6 +302,19 @@ mod tests {
         }
         let layers: Vec<u64> = host.log.iter().map(|turn| turn.0).collect();
         assert_eq!(layers, [long, short, short, short, short, long, long]);
+    }
+
+    #[test]
+    fn a_turn_of_background_work_counts_four_times() {
+        let scheduler = FairScheduler::new(Arc::new(OwnDevice));
+        let mut slot = scheduler.slot(0.0, StopFlag::default()).in_background(true);
+        assert!(slot.take());
+        let began = Instant::now();
+        while began.elapsed().as_secs_f64() < 0.001 {
+            std::hint::spin_loop();
+        }
+        slot.give_up();
+        assert!(slot.used() >= 0.004, "{}", slot.used());
     }
 
     #[test]

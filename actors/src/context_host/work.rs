@@ -22,7 +22,7 @@ use crate::{
         parcels::passing::{RemotePeers, TransferContext},
         store::ShardStore,
     },
-    messages::{EncodeShards, Encoded},
+    messages::{BACKGROUND_TENANT, EncodeShards, Encoded},
     trace::{self, LayerSpans, OpenSpan},
 };
 
@@ -73,7 +73,8 @@ impl<B: Backend> EncodeWorker<B> {
     pub fn run(self, works: &[EncodeWork]) {
         let Some(EncodeWork { used, order, .. }) = works.first() else { return };
         let pack = Pack::of(works);
-        let slot = Rc::new(RefCell::new(self.slot(*used, &pack.shards)));
+        let in_background = works.iter().all(|work| work.order.tenant & BACKGROUND_TENANT != 0);
+        let slot = Rc::new(RefCell::new(self.slot(*used, &pack.shards).in_background(in_background)));
         let attempt = (order.context, order.attempt);
         let (post, store, parcel_inbox) = (self.post.clone(), self.store.clone(), self.transfer.parcel_inbox.clone());
         // Those that are encoded together with others pass nothing.

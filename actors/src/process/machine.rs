@@ -15,8 +15,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use rustix::process::setpriority_process;
 use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
 
+/// How far threads stand back that work for clients, as `nice` counts.
+const NICE: i32 = 10;
 /// The time of day at which every simulation begins, in seconds.
 const SIMULATED_START: Duration = Duration::from_secs(1_800_000_000);
 
@@ -67,6 +70,31 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     match SIMULATION.get() {
         Some(_) => tokio::spawn(TakingTurns::new("worker", work)),
         None => tokio::task::spawn_blocking(work),
+    }
+}
+
+/// Does what a client's long text needs on a thread that others go before where a core is wanted: a request of another client, a host's
+/// step, a heartbeat. Cancelled, it goes on.
+pub fn spawn_behind<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    if SIMULATION.get().is_some() {
+        return spawn(work);
+    }
+    let apart = move || {
+        stand_back();
+        work()
+    };
+    // Who has stood back cannot step forward again without rights, so that the thread ends with the work.
+    spawn(move || {
+        let thread = thread::Builder::new().name("texts".into()).spawn(apart).expect("the system starts a thread");
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// Has other threads go before this one where a core is wanted.
+pub fn stand_back() {
+    // On Linux a thread has its own niceness; where it may not be set, all are alike.
+    if let Err(error) = setpriority_process(None, NICE) {
+        tracing::debug!(%error, "threads for clients are as urgent as others");
     }
 }
 

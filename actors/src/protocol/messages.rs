@@ -319,6 +319,9 @@ pub enum HostCommand {
     },
 }
 
+/// The bit of a tenant's number which says that nobody waits on a connection for what was asked: it takes what others leave.
+pub const BACKGROUND_TENANT: u64 = 1 << 63;
+
 /// Phase 1 of shards that one host encodes together: a single one, or all it holds of a plan whose shards pass each other
 /// something.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]

@@ -4,6 +4,7 @@
 //! Each key that has something waiting earns an equal part of a step's time, and what a key does not need goes to the others. The
 //! key that has saved the most comes next, each with the job that has waited longest; what it takes is taken off. So a key with one
 //! row has it in every step, whatever others ask for, and a step takes as many times as long as that row alone as there are keys.
+//! What nobody waits for makes a step no more than a quarter longer, on average, where there is something else.
 //! A row's bits do not depend on its company, so that any choice gives the same tokens.
 
 mod step_cost;
@@ -13,10 +14,14 @@ use std::{collections::BTreeMap, time::Duration};
 use step_cost::StepCost;
 pub use step_cost::StepSize;
 
+use crate::messages::BACKGROUND_TENANT;
+
 /// A step takes at least so many times what one with nothing in it takes: rows together share the reading of weights.
 const FULL: f64 = 4.0;
 /// Of its key's part of a step, a question is sure of one in so many.
 const QUESTION_SHARE: usize = 4;
+/// What jobs that nobody waits for may take of a step beside others, in parts of what those take.
+const BACKGROUND_SHARE: f64 = 0.25;
 /// Seconds that sums may be off by.
 const SUM_ERROR: f64 = 1e-9;
 
@@ -115,9 +120,7 @@ impl StepScheduler {
         self.turn += 1;
         self.note(waiting);
         let budget = self.interval.max(FULL * self.cost.base()) - self.cost.base();
-        let demands = self.demands(waiting);
-        let left = self.fair(&demands, budget);
-        self.earn(&demands, left);
+        let left = self.deal(self.demands(waiting), budget);
         let mut lines = self.lines(waiting, left, room);
         let mut filling = Filling { room, left, chosen: BTreeMap::new() };
         while self.take_next(&mut lines, &mut filling) {}
@@ -163,6 +166,25 @@ impl StepScheduler {
             *demands.entry(one.tenant).or_default() += self.seconds(one, one.again.unwrap_or(one.rows));
         }
         demands
+    }
+
+    /// Deals the next step's seconds out, and returns them: those who wait come first.
+    fn deal(&mut self, demands: BTreeMap<u64, f64>, budget: f64) -> f64 {
+        let (background, awaited): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            demands.into_iter().partition(|(key, _)| key & BACKGROUND_TENANT != 0);
+        if awaited.is_empty() || background.is_empty() {
+            let demands = if awaited.is_empty() { background } else { awaited };
+            let left = self.fair(&demands, budget);
+            self.earn(&demands, left);
+            return left;
+        }
+        let first = self.fair(&awaited, budget).min(awaited.values().sum());
+        let others =
+            (BACKGROUND_SHARE * (self.cost.base() + first)).min(BACKGROUND_SHARE / (1.0 + BACKGROUND_SHARE) * budget);
+        let first = first.min(budget - others);
+        self.earn(&awaited, first);
+        self.earn(&background, others);
+        first + others
     }
 
     /// Seconds of a step in which each of several keys finds as much as whoever asks for least would take alone.
@@ -386,6 +408,29 @@ mod tests {
         let chosen = taught().choose(&jobs, WIDE);
         let takes = took(size(&jobs, &chosen));
         assert!(chosen.len() == 2 && (0.8 * 0.05..1.1 * 0.05).contains(&takes), "{chosen:?} take {takes}");
+    }
+
+    /// Of as many rows of another key a step takes twice as long.
+    #[test]
+    fn what_nobody_waits_for_makes_a_step_a_quarter_longer_and_goes_on() {
+        let mut jobs = vec![(1, 300)];
+        jobs.extend([(2 | BACKGROUND_TENANT, 1000); 32]);
+        let (jobs, mut scheduler) = (decoding(&jobs), taught());
+        let (mut served, mut took_all, alone) = ([0; 33], 0.0, took(jobs[0].size(1)));
+        for _ in 0..400 {
+            let chosen = scheduler.choose(&jobs, WIDE);
+            assert!(chosen.iter().any(|(job, _)| *job == 0), "{chosen:?}");
+            took_all += took(size(&jobs, &chosen));
+            chosen.iter().for_each(|(job, _)| served[*job as usize] += 1);
+        }
+        assert!(took_all < 400.0 * 1.3 * alone, "{took_all} for 400 steps, alone {alone} each");
+        assert!(served[1..].iter().all(|steps| *steps > 2), "{served:?}");
+        // A question that fills all steps leaves it a part, too.
+        let long = [WaitingJob { tenant: 1, ..waiting(0, 100_000, 1) }, jobs[1]];
+        let steps = (0..40).filter(|_| scheduler.choose(&long, WIDE).iter().any(|(job, _)| *job == 1)).count();
+        assert!(steps >= 10, "{steps} of 40");
+        // Where there is nothing else, it has all.
+        assert!(scheduler.choose(&jobs[1..], WIDE).len() > 25);
     }
 
     #[test]

@@ -30,6 +30,7 @@ impl ModelFront {
         let mut context = self.plan((&ids, &[]), (Reuse::None, (None, &dense, true)), hosts)?;
         context.placement = self.placed(request.placement);
         context.key = request.labels.get(bounds::KEY).cloned();
+        context.background = bounds::is_background(&request.labels);
         let told = request.logprobs.or((!scored.is_empty()).then_some(0));
         let plain = choice(limits.max_tokens, (&request.sampling, request.stop), (request.ignore_eos, told));
         let max_tokens = limits.max_tokens.saturating_add(scored.len() as u32);

@@ -185,6 +185,7 @@ impl ModelFront {
                 let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
                 prepared.placement = self.placed(request.placement);
                 prepared.key = request.labels.get(bounds::KEY).cloned();
+                prepared.background = bounds::is_background(&request.labels);
                 prepared.template_date = template.filter(|_| is_rendered);
                 // Its context has no number yet.
                 let refresh = prepared.plan.refresh(&context, &query);
@@ -328,6 +329,7 @@ impl ModelFront {
             text: None,
             placement: PlacementPolicy::default(),
             key: None,
+            background: false,
         })
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use asterism_plan::{ContextView, TokenSet};
 
 use crate::{
-    api::TraceContext,
+    api::{TraceContext, bounds},
     messages::{ContextIds, EncodeShards, Generate, HostCommand, ShardHolder},
     supervisor::{
         command::SupervisorCommand,
@@ -91,7 +91,7 @@ impl Orders<'_> {
         let lookup = self.speculates.then(|| if alone { Vec::new() } else { context_ids[latest..].to_vec() });
         let generate = Generate {
             job: number,
-            tenant: tenant_number(&job.key),
+            tenant: tenant_number(&job.key, bounds::is_background(&job.facts.labels)),
             context: context.number,
             query_ids: job.question.query_ids.clone(),
             generated: job.progress.tokens.clone(),

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::{
     api::{
-        AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, Reuse, Scheduling, SessionRequest,
+        AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, Prompt, Reuse, Scheduling, SessionRequest,
         SessionStatus, Waiting, bounds,
     },
     capacity::{Holder, SharedCapacity},
@@ -55,6 +55,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const REPLACED: usize = 8;
 /// Requests that are tokenised and planned at once: of one key two, so that one of another is always taken.
 const PREPARED_AT_ONCE: usize = 3;
+/// A longer text is prepared on a thread that others go before.
+const SHORT_BYTES: usize = 64 << 10;
 /// Longest wait for that.
 const PREPARED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -237,7 +239,8 @@ impl Supervisor {
         let (id, fingerprint) = match request.id.take() {
             Some(id) => {
                 let id = bounds::client_id(&id)?;
-                let (print, back) = self.prepared(&holder, move || Ok((Fingerprint::of(&request), request))).await?;
+                let (print, back) =
+                    self.prepared((&holder, request.bytes()), move || Ok((Fingerprint::of(&request), request))).await?;
                 request = back;
                 let asked = id.clone();
                 if self.ask(move |shell| shell.state().repeated(&asked, Some(print))).await??.is_some() {
@@ -296,7 +299,8 @@ impl Supervisor {
         let method = self.method.clone();
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let (key, request) = (holder(&request), JobRequest { template_date, ..request });
-        let prepared = self.prepared(&key, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+        let asked = (&key, request.bytes());
+        let prepared = self.prepared(asked, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
         let asks = match &prepared.source {
@@ -315,15 +319,16 @@ impl Supervisor {
     /// Does what takes long on a thread of its own, few at a time.
     async fn prepared<T: Send + 'static>(
         &self,
-        holder: &Holder,
+        (holder, bytes): (&Holder, usize),
         work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
     ) -> Result<T, JobError> {
         let place = timeout(PREPARED_WITHIN, self.preparing.take(holder, 1)).await.map_err(|_| JobError::Busy)?;
         // Its place goes with the work, whether anybody waits for it or not.
-        let done = machine::spawn(move || {
+        let work = move || {
             let _place = place;
             work()
-        });
+        };
+        let done = if bytes > SHORT_BYTES { machine::spawn_behind(work) } else { machine::spawn(work) };
         done.await.map_err(|panic| JobError::Internal { cause: panic.to_string() })?
     }
 
@@ -375,7 +380,9 @@ impl Supervisor {
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
         let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let request = SessionRequest { template_date, ..request };
-        let prepared = self.prepared(&None, move || model.prepare_session(request, &method, &hosts)).await?;
+        let prepared = self
+            .prepared((&None, request.context.bytes()), move || model.prepare_session(request, &method, &hosts))
+            .await?;
         let changes = vec![Subject::Session(name.clone()), Subject::Room];
         let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };
         let created = name.clone();
@@ -409,7 +416,9 @@ impl Supervisor {
         let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
         let (session, asked) = found?;
         let ((model, hosts), base) = (self.front_of(&session, None)?, session.context);
-        let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
+        let bytes = request.context.as_ref().map_or(0, Prompt::bytes);
+        let prepared =
+            self.prepared((&None, bytes), move || model.prepare_append(request, (&session, asked), &hosts)).await?;
         let changes = vec![Subject::Session(name.clone()), Subject::Room];
         let scope = ChangeScope { bytes: prepared.bytes(), ..ChangeScope::of(changes) };
         let grown = name.clone();

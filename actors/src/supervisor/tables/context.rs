@@ -495,7 +495,8 @@ impl Context {
         let (context, attempt, blocks) = (self.number, self.attempt(), self.plan().shards.len() as u32);
         let identity = |shard: &Shard| Some((shard.block as u32, *self.prepared.identities.get(shard.block)?));
         let identities = shards.iter().filter_map(identity).collect();
-        let (tenant, ticket, room, trace) = (tenant_number(&self.prepared.key), self.ticket, None, None);
+        let tenant = tenant_number(&self.prepared.key, self.prepared.background);
+        let (ticket, room, trace) = (self.ticket, None, None);
         EncodeShards { context, tenant, attempt, shards, blocks, exchange, peers, ticket, room, trace, identities }
     }
 

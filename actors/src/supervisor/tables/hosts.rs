@@ -493,6 +493,8 @@ impl Hosts {
     /// The agent on a connection tells of its machine's GPUs.
     pub fn note_gpus(&mut self, now: Duration, connection: u64, gpus: Vec<GpuReading>) {
         if let Some(node) = self.node_name(connection).map(str::to_owned) {
+            // Those of nodes that were removed are not kept.
+            self.gpus.retain(|_, (told, _)| now.saturating_sub(*told) < GPUS_STAND_FOR);
             self.gpus.insert(node, (now, gpus));
         }
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     api::PlacementPolicy,
-    messages::RefreshOrder,
+    messages::{BACKGROUND_TENANT, RefreshOrder},
     supervisor::{config::model_of, tables::prepared::text::SessionText},
 };
 
@@ -28,13 +28,18 @@ pub const KV_BLOCK: usize = 128;
 /// The key that asked for a context, if one did.
 pub type TenantKey = Option<String>;
 
-/// A key's number, as hosts know it: the same for all supervisors of one program.
-pub fn tenant_number(key: &TenantKey) -> u64 {
+/// A key's number, as hosts know it: the same for all supervisors of one program. What it asks for in the background has another one.
+pub fn tenant_number(key: &TenantKey, background: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
-    key.as_ref().map_or(0, |key| {
+    let number = key.as_ref().map_or(0, |key| {
         key.hash(&mut hasher);
-        hasher.finish()
-    })
+        hasher.finish() & !BACKGROUND_TENANT
+    });
+    if background { number | BACKGROUND_TENANT } else { number }
+}
+
+fn is_false(is: &bool) -> bool {
+    !is
 }
 
 /// A context planned, before hosts are chosen.
@@ -73,6 +78,9 @@ pub struct PreparedContext {
     pub placement: PlacementPolicy,
     /// The key that asked, if one did: contexts of each have their turns.
     pub key: TenantKey,
+    /// Whether nobody waits on a connection for what is asked about it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub background: bool,
 }
 
 impl PreparedContext {

@@ -47,8 +47,6 @@ use response_request::{RequestOwner, ResponseRequest};
 const SHORTENED: usize = 16;
 /// Records whose jobs are looked for with each new one.
 const RECORDS_LOOKED_AT: usize = 2;
-/// How a response is asked for that nobody waits for.
-const BACKGROUND: &str = "background";
 
 #[post("/v1/responses")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
@@ -56,7 +54,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let background = fields.take("background")?.unwrap_or(false);
     let (key, (_, holder)) = (owner(&request), intake::of(&request));
     let mut asked = ResponseRequest::read(&state, (key.as_ref(), &holder), fields).await?;
-    let (way, labels) = (if background { BACKGROUND } else { "attached" }, &mut asked.way().job.labels);
+    let (way, labels) = (if background { bounds::BACKGROUND } else { "attached" }, &mut asked.way().job.labels);
     labels.insert(bounds::RESPONSE.into(), way.into());
     if background {
         labels.remove(bounds::ATTACHED);
@@ -165,7 +163,7 @@ fn hold(state: &ApiState, id: &str, place: Option<ResponseGuard>) {
 /// The same for those that an earlier supervisor was asked for.
 pub async fn hold_again(state: &ApiState) {
     let Some(keys) = &state.keys else { return };
-    let in_background = |job: &JobStatus| job.labels.get(bounds::RESPONSE).is_some_and(|way| way == BACKGROUND);
+    let in_background = |job: &JobStatus| job.labels.get(bounds::RESPONSE).is_some_and(|way| way == bounds::BACKGROUND);
     for job in running::open_jobs(&state.supervisor, in_background).await {
         hold(state, &job.id, job.labels.get(bounds::KEY).and_then(|name| keys.place(name)));
     }
@@ -202,7 +200,7 @@ pub async fn show(
 #[post("/v1/responses/{id}/cancel")]
 pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<HttpResponse> {
     let status = find(&state.supervisor, &request, &id).await?;
-    if status.labels.get(bounds::RESPONSE).map(String::as_str) != Some(BACKGROUND) {
+    if status.labels.get(bounds::RESPONSE).map(String::as_str) != Some(bounds::BACKGROUND) {
         return Err(Refusal::invalid("id", "only a response in the background is cancelled so; close the connection"));
     }
     match state.supervisor.cancel(&status.id).await {

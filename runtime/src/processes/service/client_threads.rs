@@ -1,7 +1,7 @@
 //! Threads for what clients of OpenAI's API have worked on while nobody waits: batches and their files. Few, and after those that keep
 //! the cluster together where a core is wanted. Runs nothing by itself.
 
-use rustix::process::setpriority_process;
+use asterism_actors::machine;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::CliError;
@@ -9,8 +9,6 @@ use crate::error::CliError;
 /// Threads that go on with batches, and those that wait for the disk or tokenise.
 const WORKERS: usize = 2;
 const CLIENT_BLOCKING: usize = 4;
-/// How far they stand back, as `nice` counts.
-const NICE: i32 = 5;
 
 /// Such threads, until this is dropped.
 pub struct ClientThreads(Option<Runtime>);
@@ -23,12 +21,7 @@ impl ClientThreads {
             .worker_threads(WORKERS)
             .max_blocking_threads(CLIENT_BLOCKING)
             .thread_name("clients")
-            .on_thread_start(|| {
-                // On Linux a thread has its own; where it may not be set, all are alike.
-                if let Err(error) = setpriority_process(None, NICE) {
-                    tracing::debug!(%error, "threads for clients are as urgent as others");
-                }
-            })
+            .on_thread_start(machine::stand_back)
             .build();
         let failed = |error: std::io::Error| CliError::unreachable(format!("no threads can be started: {error}"));
         threads.map(Some).map(Self).map_err(failed)

@@ -10,11 +10,12 @@ use actix_web::{
         StatusCode,
         header::{CONTENT_ENCODING, CONTENT_LENGTH},
     },
-    web::{self, Data},
+    web::Data,
 };
 use asterism_actors::{
     JobError,
     capacity::{CapacityShare, Holder, SharedCapacity},
+    machine,
     supervisor::{ModelFront, Supervisor},
 };
 use bytes::Bytes;
@@ -162,7 +163,7 @@ impl Intake {
         let (length, parse) = (bytes.len(), move || parsed(&bytes));
         let request = match length {
             0..=PARSED_HERE => parse(),
-            _ => web::block(parse).await?,
+            _ => machine::spawn_behind(parse).await.map_err(|_| Refusal::from(JobError::Busy))?,
         };
         share.shrink(least);
         Ok(request?)
