@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use asterism_kernels::DType;
+use asterism_kernels::KvType;
 use asterism_models::{FrontDigest, WeightsDigest};
 use asterism_plan::{Calibration, MethodConfig};
 
@@ -60,8 +60,8 @@ pub struct ServedModel {
     pub digest: FrontDigest,
     /// Its weights, where they have been hashed already.
     pub weights: Option<WeightsDigest>,
-    /// Type of activations and cached keys and values.
-    pub dtype: DType,
+    /// Type of activations, and what is kept of keys and values.
+    pub kv: KvType,
     /// How fast context hosts are, where that was measured.
     pub speeds: Option<Calibration>,
 }
@@ -171,7 +171,7 @@ impl SupervisorConfig {
         let own = |host: &&HostSpec| host.role == Role::Context && host.model() == model.label;
         let contexts: Vec<&HostSpec> = hosts.filter(own).collect();
         let one_machine = contexts.iter().all(|host| host.node == contexts[0].node);
-        ContextHosts { count: contexts.len(), one_machine, dtype: model.dtype, speeds: model.speeds }
+        ContextHosts { count: contexts.len(), one_machine, kv: model.kv, speeds: model.speeds }
     }
 }
 
@@ -182,8 +182,8 @@ pub struct ContextHosts {
     pub count: usize,
     /// Whether they share a machine.
     pub one_machine: bool,
-    /// Type of their cached keys and values.
-    pub dtype: DType,
+    /// Type of their keys and values.
+    pub kv: KvType,
     /// How fast they are, where that was measured.
     pub speeds: Option<Calibration>,
 }
