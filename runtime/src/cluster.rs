@@ -500,7 +500,10 @@ mod tests {
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
             ("dtype = \"f32\"", "kv_dtype = \"fp8\""),
             ("dtype = \"f32\"", "kv_dtype = \"q8\"\ndevice = \"cuda:0\""),
-            ("dtype = \"f32\"", "kv_dtype = \"q8\"\n[[host]]\nname = \"two\"\nrole = \"context\"\ndevices = [\"cpu\", \"cpu\"]"),
+            (
+                "dtype = \"f32\"",
+                "kv_dtype = \"q8\"\n[[host]]\nname = \"two\"\nrole = \"context\"\ndevices = [\"cpu\", \"cpu\"]",
+            ),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);
