@@ -2,7 +2,7 @@
 //! turn within one run. Results are compared before anything is timed. One thread is timed by its own CPU time, since machines are
 //! shared; several by the clock.
 //!
-//! `cargo run --release -p asterism-kernels --example kept [THREADS]`
+//! `cargo run --release --workspace --example kept -- [THREADS]`
 
 #[path = "../tests/common/numbers.rs"]
 mod numbers;
