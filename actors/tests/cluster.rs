@@ -90,7 +90,7 @@ async fn start_on(
             name: model.into(),
             digest: digest.front,
             weights: Some(digest.weights),
-            dtype: DType::F32,
+            kv: DType::F32.into(),
             speeds: None,
         }],
         hosts: hosts.clone(),

@@ -15,7 +15,7 @@ use asterism_actors::{
     api::{JobRequest, SessionRequest, bounds},
     supervisor::{ContextHosts, ModelFront, PreparedContext, Source},
 };
-use asterism_kernels::DType;
+use asterism_kernels::{DType, KvType};
 use asterism_models::{Checkpoint, TemplateSource};
 use asterism_plan::{MethodConfig, Shard};
 use asterism_transport::sim::Draw;
@@ -27,7 +27,8 @@ const TESTS: u64 = 2;
 const LONGEST: Duration = Duration::from_secs(10);
 /// What all inputs together may add to the memory of this process.
 const MOST_GROWTH: u64 = 256 << 20;
-const HOSTS: ContextHosts = ContextHosts { count: 3, one_device: false, dtype: DType::F32, speeds: None };
+const HOSTS: ContextHosts =
+    ContextHosts { count: 3, one_device: false, kv: KvType::computed(DType::F32), speeds: None };
 
 fn front() -> ModelFront {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");

@@ -54,7 +54,7 @@ fn config(hosts: usize) -> SupervisorConfig {
             name: "none".into(),
             digest: Default::default(),
             weights: Some(Default::default()),
-            dtype: asterism_kernels::DType::F32,
+            kv: asterism_kernels::DType::F32.into(),
             speeds: None,
         }],
         hosts: context.chain([("q0".to_string(), Role::Query)]).enumerate().map(spec).collect(),

@@ -25,7 +25,7 @@ pub use backend::{
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
-pub use dtype::DType;
+pub use dtype::{DType, KvFormat, KvType};
 pub use error::KernelError;
 pub use group::{DeviceGroup, GroupKv, GroupLinear, GroupTensor, check_heads};
 pub use operands::{

@@ -268,7 +268,7 @@ fn kernels_are_named_and_refused_by_name() {
         assert_eq!(name.parse::<KernelChoice>().unwrap().to_string(), name);
     }
     assert_eq!("sse".parse::<KernelChoice>().unwrap_err().code(), "kernel_unknown");
-    let new = |kernels, dtype| Cpu::new(CpuOptions { dtype, threads: Some(1), kernels });
+    let new = |kernels, dtype| Cpu::new(CpuOptions { dtype, threads: Some(1), kernels, ..CpuOptions::default() });
     assert_eq!(new(KernelChoice::Auto, DType::F16).err().unwrap().code(), "kernel_dtype");
     let refused = new(KernelChoice::Amx, DType::F32).err().unwrap();
     assert_eq!(refused.code(), "kernel_unsupported");

@@ -54,7 +54,10 @@ fn widened(format: BlockFormat, bytes: &[u8]) -> Vec<u8> {
 fn every_cpu() -> Vec<Cpu> {
     let sets = [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
     let each = sets.into_iter().flat_map(|kernels| [DType::F32, DType::Bf16].map(|dtype| (kernels, dtype)));
-    each.filter_map(|(kernels, dtype)| Cpu::new(CpuOptions { dtype, threads: Some(2), kernels }).ok()).collect()
+    each.filter_map(|(kernels, dtype)| {
+        Cpu::new(CpuOptions { dtype, threads: Some(2), kernels, ..CpuOptions::default() }).ok()
+    })
+    .collect()
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
     AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, Cpu, CpuOptions, DType, ElementwiseOps, HeadOps,
-    Heads, HostTensor, KernelError, KeySets, KvOps, LinearOps, Mask, Partial, Rotary, SelectionOps, Selector, Sparse,
-    TensorOps, WireOps, WorkQueue,
+    Heads, HostTensor, KernelError, KeySets, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps, Selector,
+    Sparse, TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, Sampler, Sampling, StepPart, encode_plan,
@@ -144,6 +144,15 @@ impl<B: Backend> KvOps for Timed<B> {
     fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Outcome<B::Kv> {
         self.time("kv", |b| b.kv(k, v))
     }
+    fn kv_type(&self) -> KvType {
+        self.inner.kv_type()
+    }
+    fn kv_kept(&self, k: &B::Tensor, v: &B::Tensor) -> Outcome<B::Kv> {
+        self.time("kv_kept", |b| b.kv_kept(k, v))
+    }
+    fn kv_widened(&self, kv: &B::Kv) -> Outcome<B::Kv> {
+        self.time("kv_widened", |b| b.kv_widened(kv))
+    }
     fn kv_append(&self, kv: &mut B::Kv, k: &B::Tensor, v: &B::Tensor) -> Outcome<()> {
         self.time("kv_append", |b| b.kv_append(kv, k, v))
     }
@@ -245,7 +254,7 @@ struct Answer<B: Backend> {
 /// Phase 1 over all but the last token, phase 2 over that and the first token of the answer.
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
-    let shape = decoder.config().shape(decoder.backend().kv_dtype());
+    let shape = decoder.config().shape(decoder.backend().kv_type());
     let request = PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
     let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true)?;
@@ -329,7 +338,7 @@ fn together<B: Backend>(decoder: &Decoder<B>, prompt: &[u32], jobs: usize) -> Re
         };
         let shards: Vec<EncodedShard<B>> = first.shards.iter().map(copied).collect::<Result<_>>()?;
         let (context, query) = prompt.split_at(prompt.len() - 1);
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         let request = PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None };
         let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
         all.generators.push(Generator::of(&plan));

@@ -12,7 +12,7 @@ mod rope_keys;
 #[cfg(test)]
 mod tests;
 
-use asterism_kernels::{Activation, DType, Extra, Heads};
+use asterism_kernels::{Activation, DType, Extra, Heads, KvType};
 use asterism_plan::ModelShape;
 use serde_json::Value;
 
@@ -157,8 +157,9 @@ impl ModelConfig {
         (element * vocab * hidden + self.layers * layer + head) as u64
     }
 
-    /// The sizes that a plan's cost depends on, with cached keys and values of type `kv`.
-    pub fn shape(&self, kv: DType) -> ModelShape {
+    /// The sizes that a plan's cost depends on, with keys and values of type `kv`.
+    pub fn shape(&self, kv: impl Into<KvType>) -> ModelShape {
+        let kv = kv.into();
         ModelShape {
             layers: self.layers,
             query_heads: self.heads.query,
@@ -167,7 +168,8 @@ impl ModelConfig {
             hidden: self.hidden,
             intermediate: self.layer.feed_forward.active(),
             vocab: self.vocab,
-            kv_bytes_per_element: kv.size(),
+            kv_bytes_per_element: kv.computed.size(),
+            kept_row_bytes: if kv.is_computed() { 0 } else { kv.row_bytes(self.heads.dim) },
             rope: self.rope.lengths(),
             windowed_layers: self.attention.iter().filter(|layer| layer.window.is_some()).count(),
             window: self.attention.iter().filter_map(|layer| layer.window).max().unwrap_or(0),

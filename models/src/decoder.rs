@@ -8,7 +8,7 @@ mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, KernelError, Likeliest, Partial, Rotary};
+use asterism_kernels::{Backend, Heads, KernelError, Likeliest, Partial, Rotary};
 
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError,
@@ -180,9 +180,23 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.merge(&[partial, sink])?.output)
     }
 
-    /// Keys and values `(kv, t, dim)` as attention reads them, by the model's rule of scores.
+    /// Keys and values `(kv, t, dim)` as they are, by the model's rule of scores: what phase 1 attends to.
     pub(crate) fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Result<B::Kv, ModelError> {
-        let kv = self.backend.kv(k, v)?;
+        self.ruled(self.backend.kv(k, v)?)
+    }
+
+    /// The same as they are kept, and as phase 2 attends to them.
+    pub(crate) fn kept(&self, k: &B::Tensor, v: &B::Tensor) -> Result<B::Kv, ModelError> {
+        self.ruled(self.backend.kv_kept(k, v)?)
+    }
+
+    /// The same of bytes as they travelled: of the pieces of keys, and of values.
+    pub(crate) fn kept_of(&self, tokens: usize, raw: [&[&[u8]]; 2]) -> Result<B::Kv, ModelError> {
+        let Heads { kv, dim, .. } = self.config.heads;
+        self.ruled(self.backend.upload_kept([kv, tokens, dim], raw)?)
+    }
+
+    fn ruled(&self, kv: B::Kv) -> Result<B::Kv, ModelError> {
         match self.config.score_cap {
             Some(cap) => Ok(self.backend.kv_capped(kv, cap)?),
             None => Ok(kv),

@@ -1,5 +1,6 @@
 //! Phase 1: forward passes of shards, layer by layer, keeping the keys and values that the plan keeps. What shards pass each
-//! other goes through [`Peers`]; who carries it is not known here.
+//! other goes through [`Peers`]; who carries it is not known here. Rows attend to their own shard's keys as they were computed, in
+//! whatever format they are kept afterwards.
 
 mod all_to_all;
 mod broadcast;
@@ -16,7 +17,7 @@ mod windowed;
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Partial, Selection};
+use asterism_kernels::{Backend, Heads, KernelError, Mark, Mask, Partial, RawBytes, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use identity::{ShardIdentity, shard_identities};
@@ -54,29 +55,29 @@ impl<B: Backend> EncodedShard<B> {
         Self { block, tokens, position, layers: Vec::new(), digest: 0 }
     }
 
-    /// Takes in its next layer: keys and values `(kv, tokens, dim)`, as [`EncodedShard::tensors`] gives them.
+    /// Takes in its next layer: the bytes of all pieces of its keys, and of its values, as [`EncodedShard::raw`] gives them.
     ///
     /// # Errors
     /// What the kernels report.
-    pub fn take(&mut self, decoder: &Decoder<B>, [k, v]: [B::Tensor; 2]) -> Result<(), ModelError> {
-        self.layers.push(decoder.kv(&k, &v)?);
+    pub fn take(&mut self, decoder: &Decoder<B>, raw: [&[&[u8]]; 2]) -> Result<(), ModelError> {
+        self.layers.push(decoder.kept_of(self.tokens, raw)?);
         Ok(())
     }
 
-    /// Keys, then values, of a layer `(kv, tokens, dim)`.
+    /// Keys, then values, of a layer as they are kept: `(kv, tokens, row)`, of rows of as many bytes as their type says.
     ///
     /// # Errors
     /// What the kernels report.
-    pub fn tensors(&self, decoder: &Decoder<B>, layer: usize) -> Result<[B::Tensor; 2], ModelError> {
-        Ok(decoder.backend().kv_tensors(&self.layers[layer])?)
+    pub fn raw<'a>(&self, decoder: &'a Decoder<B>, layer: usize) -> Result<Box<dyn RawBytes + 'a>, ModelError> {
+        Ok(decoder.backend().kept_raw(&self.layers[layer])?)
     }
 
     /// Bytes of the keys and values kept. Memory is allotted in whole blocks of tokens, so that up to one block more of each
     /// head is taken.
     pub fn bytes(&self, decoder: &Decoder<B>) -> u64 {
         let (backend, Heads { kv, dim, .. }) = (decoder.backend(), decoder.config().heads);
-        let element = backend.kv_dtype().size();
-        self.layers.iter().map(|layer| (2 * backend.kv_len(layer) * kv * dim * element) as u64).sum()
+        let row = backend.kv_type().row_bytes(dim);
+        self.layers.iter().map(|layer| (2 * backend.kv_len(layer) * kv * row) as u64).sum()
     }
 }
 
@@ -204,8 +205,10 @@ struct Pass<'a, B: Backend> {
     /// Not rotated, `(t, (query + 2 kv) dim)`; where retaining heads want it.
     raw: Option<B::Tensor>,
     qkv: Projected<B>,
-    /// Its keys and values as attention reads them.
+    /// Its keys and values as attention of this pass reads them.
     kv: B::Kv,
+    /// What is kept of them, where that is something else.
+    kept: Option<B::Kv>,
 }
 
 /// One layer of all passes.
@@ -237,7 +240,7 @@ impl<B: Backend> Phase1<'_, B> {
     fn no_room(&self, layers: usize, wanted: u64, free: u64) -> ModelError {
         let config = self.decoder.config();
         let tokens = self.shards.iter().map(Shard::kept_tokens).sum::<usize>();
-        let each = config.shape(self.decoder.backend().kv_dtype()).kv_bytes_per_token();
+        let each = config.shape(self.decoder.backend().kv_type()).kv_bytes_per_token();
         let held = tokens as u64 * each * layers as u64 / config.layers as u64;
         let missing = (tokens as u64 * each - held).max(wanted).saturating_sub(free);
         ModelError::NoRoom { tokens, missing, fits: ((held + free) / each) as usize }
@@ -263,7 +266,7 @@ impl<B: Backend> Phase1<'_, B> {
             }
             let inputs = self.inputs.iter().map(|input| &input.behind);
             let each = encoded.iter_mut().zip(passes).zip(&mut read).zip(inputs);
-            for (((encoded, Pass { shard, kv, .. }), read), behind) in each {
+            for (((encoded, Pass { shard, kv, kept: own, .. }), read), behind) in each {
                 let kept = shard.keep_from()..shard.rows();
                 if index == 0 {
                     read.mask(shard.prefix_rows(), &shard.attention);
@@ -271,9 +274,10 @@ impl<B: Backend> Phase1<'_, B> {
                     read.behind(behind);
                     encoded.digest = read.value();
                 }
-                encoded.layers.push(match kept.start {
-                    0 => kv,
-                    from => decoder.backend().kv_rows(&kv, from, kept.end)?,
+                encoded.layers.push(match (own, kept.start) {
+                    (Some(own), _) => own,
+                    (None, 0) => kv,
+                    (None, from) => decoder.backend().kv_rows(&kv, from, kept.end)?,
                 });
             }
             if !outputs.is_empty() {
@@ -337,11 +341,22 @@ impl<B: Backend> Phase1<'_, B> {
                 }
                 let qkv = decoder.rotate(layer, &raw, &input.positions, shard.rope_length)?;
                 let kv = decoder.kv(&qkv.k, &qkv.v)?;
-                passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
+                let kept = if backend.kv_type().is_computed() { None } else { Some(self.kept(shard, &qkv)?) };
+                passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv, kept });
                 start = end;
             }
         }
         Ok(passes)
+    }
+
+    /// What a shard keeps, where that is something else than it computes with.
+    fn kept(&self, shard: &Shard, Projected { k, v, .. }: &Projected<B>) -> Result<B::Kv, ModelError> {
+        let (decoder, rows) = (self.decoder, shard.keep_from()..shard.rows());
+        if rows.start == 0 {
+            return decoder.kept(k, v);
+        }
+        let [k, v] = [k, v].map(|x| decoder.backend().narrow(x, 1, rows.start, rows.end));
+        decoder.kept(&k?, &v?)
     }
 
     /// The rest of a layer, with the attention of every shard.

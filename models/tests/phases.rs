@@ -8,6 +8,8 @@ mod carried;
 mod chain;
 #[path = "phases/group.rs"]
 mod group;
+#[path = "phases/kept.rs"]
+mod kept;
 #[path = "phases/new_method.rs"]
 mod new_method;
 #[path = "phases/refresh.rs"]
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{Ask, Cpu, CpuOptions};
+use asterism_kernels::{Ask, Cpu, CpuOptions, KvFormat};
 use asterism_models::{
     Answers, Checkpoint, ContextAttention, ContextKeys, Decoder, DecoderParts, EncodedShard, Generator, LayerQueries,
     LocalContext, ModelError, PackedRows, PartAnswer, PartAsk, PartialRows, RetainingHeads, ShardPartial, encode_plan,
@@ -39,14 +41,25 @@ fn models() -> PathBuf {
 }
 
 fn decoder(name: &str, parts: DecoderParts) -> Decoder<Cpu> {
+    keeping(KvFormat::Computed, name, parts)
+}
+
+fn keeping(kept: KvFormat, name: &str, parts: DecoderParts) -> Decoder<Cpu> {
     let folder = models().join(name);
-    let backend = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
+    let backend = Cpu::new(CpuOptions { kept, threads: Some(2), ..CpuOptions::default() }).unwrap();
     Decoder::load(Arc::new(backend), &Checkpoint::open(&folder).unwrap(), parts).unwrap()
 }
 
 fn decoders() -> &'static [Decoder<Cpu>; 2] {
     static DECODERS: OnceLock<[Decoder<Cpu>; 2]> = OnceLock::new();
     DECODERS.get_or_init(|| ["tiny-llama", "tiny-qwen2"].map(|name| decoder(name, DecoderParts::All)))
+}
+
+/// The same, and those that keep keys and values in 8 bits.
+fn all_decoders() -> impl Iterator<Item = &'static Decoder<Cpu>> {
+    static DECODERS: OnceLock<[Decoder<Cpu>; 2]> = OnceLock::new();
+    let eight = ["tiny-llama", "tiny-qwen2"].map(|name| move || keeping(KvFormat::Q8, name, DecoderParts::All));
+    decoders().iter().chain(DECODERS.get_or_init(|| eight.map(|load| load())))
 }
 
 fn dense() -> MethodConfig {
@@ -58,7 +71,7 @@ fn star(block: usize, anchor: usize) -> MethodConfig {
 }
 
 fn plan(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Plan {
-    let shape = decoder.config().shape(decoder.backend().dtype());
+    let shape = decoder.config().shape(decoder.backend().kv_type());
     let plan = method
         .plan(&PlanRequest { context, query: STEPS[0], hosts, one_device: false, shape: &shape, speeds: None })
         .unwrap();
@@ -104,6 +117,10 @@ fn steps(decoder: &Decoder<Cpu>, mut generator: Generator<Cpu>, context: &mut dy
 
 fn local(decoder: &Decoder<Cpu>, shards: &[EncodedShard<Cpu>]) -> Vec<f32> {
     logits(decoder, shards, &mut LocalContext::new(decoder.backend(), shards))
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
 }
 
 fn difference(a: &[f32], b: &[f32]) -> f32 {

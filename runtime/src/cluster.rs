@@ -395,6 +395,7 @@ fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {
 mod tests {
     use super::*;
     use crate::cluster::file::parse;
+    use asterism_kernels::KvFormat;
     use std::collections::BTreeMap;
 
     const SAMPLE: &str = include_str!("../../cluster.toml");
@@ -460,7 +461,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 36] = [
+        let edits: [(&str, &str); 39] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -497,9 +498,25 @@ mod tests {
             ("name = \"context-1\"", "name = \"context-1\"\nprocess = \"a b\""),
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
+            ("dtype = \"f32\"", "kv_dtype = \"fp8\""),
+            ("dtype = \"f32\"", "kv_dtype = \"q8\"\ndevice = \"cuda:0\""),
+            (
+                "dtype = \"f32\"",
+                "kv_dtype = \"q8\"\n[[host]]\nname = \"two\"\nrole = \"context\"\ndevices = [\"cpu\", \"cpu\"]",
+            ),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);
+    }
+
+    #[test]
+    fn keys_are_kept_as_they_are_computed_or_in_8_bits() {
+        let with = |text: &str| SAMPLE.replace("dtype = \"f32\"", text);
+        let kept = |text: &str| resolve(&with(text)).unwrap().model.kept;
+        assert_eq!(kept("dtype = \"bf16\""), KvFormat::Computed);
+        assert_eq!(kept("dtype = \"bf16\"\nkv_dtype = \"q8\""), KvFormat::Q8);
+        let unknown = parse(&with("kv_dtype = \"int4\""), []).unwrap_err().to_string();
+        assert!(unknown.contains("unknown value 'int4'; known here: q8, fp8"), "{unknown}");
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub enum PayloadType {
     F32 = 1,
     /// Little-endian bfloat16.
     Bf16 = 2,
+    /// Bytes that are no numbers by themselves: keys and values as they are kept.
+    Bytes = 3,
 }
 
 /// The fields of the header that its user sets. Lengths, magic and version are the transport's.

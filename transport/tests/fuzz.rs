@@ -40,14 +40,14 @@ fn each(name: &str, inputs: u64, mut check: impl FnMut(&mut Draw, u64)) {
 fn frame(draw: &mut Draw) -> Frame {
     let (kinds, types) = (
         [FrameKind::Control, FrameKind::Request, FrameKind::Response, FrameKind::Data],
-        [PayloadType::None, PayloadType::F32, PayloadType::Bf16],
+        [PayloadType::None, PayloadType::F32, PayloadType::Bf16, PayloadType::Bytes],
     );
-    let payload_type = types[draw.below(3)];
+    let payload_type = types[draw.below(4)];
     let header = FrameHeader { kind: kinds[draw.below(4)], payload_type, correlation: draw.number() };
     let length = draw.below(150);
     let mut meta = AlignedVec::new();
     meta.extend_from_slice(&draw.bytes(length));
-    let length = draw.below(40) * [0, 4, 2][payload_type as usize];
+    let length = draw.below(40) * [0, 4, 2, 1][payload_type as usize];
     Frame::new(header, meta, draw.bytes(length).into())
 }
 

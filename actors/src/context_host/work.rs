@@ -115,7 +115,7 @@ impl<B: Backend> EncodeWorker<B> {
     fn slot(&self, used: f64, shards: &[Shard]) -> Slot {
         let (decoder, [first, others]) = (self.transfer.decoder.clone(), &self.scheduler);
         let short =
-            decoder.backend().queues() && is_short(shards, &decoder.config().shape(decoder.backend().kv_dtype()));
+            decoder.backend().queues() && is_short(shards, &decoder.config().shape(decoder.backend().kv_type()));
         let slot = if short { first } else { others }.slot(used, self.transfer.stop.clone());
         if short { slot.with_priority(move || decoder.backend().priority(Rank::Short)) } else { slot }
     }
@@ -154,7 +154,7 @@ impl<B: Backend> EncodeWorker<B> {
         decoder.backend().finish().map_err(ModelError::from)?;
         let all = pack.rows().max(1) as f64;
         let (seconds, computing_s) = (started.elapsed().as_secs_f64() / all, (slot.borrow().used() - used) / all);
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         let heads = (shape.layers * shape.query_heads).max(1) as u64;
         let (mut exchange_bytes, mut encoded) = (peers.received_bytes(), encoded.into_iter());
         let mut ends = Vec::with_capacity(works.len());

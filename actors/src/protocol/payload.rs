@@ -1,5 +1,5 @@
 //! Tensor payloads: little-endian f32 or bfloat16, row-major. A payload has the compute type of what it holds, so that
-//! nothing is lost on the wire and nothing padded.
+//! nothing is lost on the wire and nothing padded. Keys and values in 8 bits move as bytes, which only kernels read.
 
 use asterism_kernels::{DType, Heads};
 use asterism_transport::PayloadType;
@@ -45,11 +45,12 @@ pub fn check(bytes: usize, count: usize, kind: PayloadType) -> Result<(), WrongP
 /// Reads exactly `count` values.
 ///
 /// # Errors
-/// [`WrongPayload`].
+/// [`WrongPayload`], also of bytes that are no values.
 pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, WrongPayload> {
     check(bytes.len(), count, kind)?;
     Ok(match kind {
         PayloadType::None => Vec::new(),
+        PayloadType::Bytes => return Err(WrongPayload { count, kind, bytes: bytes.len() }),
         PayloadType::F32 => {
             let (words, _) = bytes.as_chunks::<4>();
             words.iter().map(|word| f32::from_le_bytes(*word)).collect()
@@ -61,10 +62,10 @@ pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, W
     })
 }
 
-/// Appends values. As bfloat16 they are rounded to the nearest, ties to even.
+/// Appends values, where a payload of this type has any. As bfloat16 they are rounded to the nearest, ties to even.
 pub fn write(bytes: &mut Vec<u8>, values: &[f32], kind: PayloadType) {
     match kind {
-        PayloadType::None => {}
+        PayloadType::None | PayloadType::Bytes => {}
         PayloadType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         PayloadType::Bf16 => bytes.extend(values.iter().flat_map(|value| rounded(*value).to_le_bytes())),
     }
@@ -122,6 +123,7 @@ pub fn element_bytes(kind: PayloadType) -> usize {
         PayloadType::None => 0,
         PayloadType::F32 => 4,
         PayloadType::Bf16 => 2,
+        PayloadType::Bytes => 1,
     }
 }
 

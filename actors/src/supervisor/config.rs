@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use asterism_kernels::DType;
+use asterism_kernels::KvType;
 use asterism_models::{FrontDigest, WeightsDigest};
 use asterism_plan::{Calibration, MethodConfig};
 
@@ -60,8 +60,8 @@ pub struct ServedModel {
     pub digest: FrontDigest,
     /// Its weights, where they have been hashed already.
     pub weights: Option<WeightsDigest>,
-    /// Type of activations and cached keys and values.
-    pub dtype: DType,
+    /// Type of activations, and what is kept of keys and values.
+    pub kv: KvType,
     /// How fast context hosts are, where that was measured.
     pub speeds: Option<Calibration>,
 }
@@ -172,7 +172,7 @@ impl SupervisorConfig {
         let contexts: Vec<&HostSpec> = hosts.filter(own).collect();
         let device = |host: &&'a HostSpec| (&host.node, &host.device);
         let one_device = contexts.iter().all(|host| device(host) == device(&contexts[0]));
-        ContextHosts { count: contexts.len(), one_device, dtype: model.dtype, speeds: model.speeds }
+        ContextHosts { count: contexts.len(), one_device, kv: model.kv, speeds: model.speeds }
     }
 }
 
@@ -183,8 +183,8 @@ pub struct ContextHosts {
     pub count: usize,
     /// Whether they share a device: the cores of one machine, or one GPU.
     pub one_device: bool,
-    /// Type of their cached keys and values.
-    pub dtype: DType,
+    /// Type of their keys and values.
+    pub kv: KvType,
     /// How fast they are, where that was measured.
     pub speeds: Option<Calibration>,
 }

@@ -70,7 +70,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
             name: "model".into(),
             digest: Default::default(),
             weights: Some(Default::default()),
-            dtype: asterism_kernels::DType::F32,
+            kv: asterism_kernels::DType::F32.into(),
             speeds: None,
         }],
         hosts: hosts.map(spec).collect(),

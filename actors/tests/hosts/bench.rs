@@ -20,7 +20,7 @@ use asterism_actors::{
     },
     ticket::{Secret, Ticket},
 };
-use asterism_kernels::{Cpu, CpuOptions, DType};
+use asterism_kernels::{Cpu, CpuOptions, DType, KvFormat};
 use asterism_models::{Checkpoint, Decoder, DecoderParts, ModelError, Tokenizer};
 use asterism_plan::{Exchange, Method, MethodConfig, Plan, PlanRequest, Refresh};
 use asterism_transport::{
@@ -43,9 +43,9 @@ pub fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
-pub fn load(parts: DecoderParts) -> Result<LoadedModel<Cpu>, ModelError> {
+pub fn load(parts: DecoderParts, kept: KvFormat) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(MODEL))?;
-    let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
+    let backend = Arc::new(Cpu::new(CpuOptions { kept, threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
     let heads = golden().join("models").join(MODEL).join("retaining_heads.safetensors");
     let heads = [(HEADS.to_string(), heads)].into();
@@ -261,6 +261,7 @@ pub struct Bench {
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
     pub hosts: BTreeMap<String, JoinHandle<Result<HostEnd, HostError>>>,
     settings: (usize, Option<DeviceHandover>),
+    kept: KvFormat,
     /// Bytes of frames that were sent.
     pub sent: Arc<AtomicUsize>,
 }
@@ -270,12 +271,23 @@ impl Bench {
         Self::with((MAX_PAYLOAD_BYTES, None), hosts).await
     }
 
+    /// Hosts that keep keys and values so.
+    pub async fn keeping(kept: KvFormat, hosts: &[(&str, HostRole)]) -> Self {
+        let mut bench = Self::of(&[]).await;
+        bench.kept = kept;
+        for (name, role) in hosts {
+            bench.start(name, *role).await;
+        }
+        bench
+    }
+
     /// Hosts whose frames hold so much of what shards pass each other, and that hand over so much as it lies.
     pub async fn with(settings: (usize, Option<DeviceHandover>), hosts: &[(&str, HostRole)]) -> Self {
         let network = LocalNetwork::new();
         let transport = bind(&network);
         let (lines, transports, handles, sent) = Default::default();
-        let mut bench = Self { network, transport, lines, transports, hosts: handles, settings, sent };
+        let kept = KvFormat::Computed;
+        let mut bench = Self { network, transport, lines, transports, hosts: handles, settings, kept, sent };
         for (name, role) in hosts {
             bench.start(name, *role).await;
         }
@@ -292,7 +304,8 @@ impl Bench {
         let parts = if role == HostRole::Context { DecoderParts::Context } else { DecoderParts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
         (config.patience, config.piece_bytes, config.hands_over) = (DEADLINE, self.settings.0, self.settings.1);
-        let running = host::run(config, Transports::one(transport.clone()), Box::new(move || load(parts)));
+        let kept = self.kept;
+        let running = host::run(config, Transports::one(transport.clone()), Box::new(move || load(parts, kept)));
         self.hosts.insert(name.into(), tokio::spawn(running));
         self.transports.insert(name.into(), transport);
         let mut line = self.accept().await;

@@ -18,13 +18,18 @@ use asterism_actors::{
     node::{self, NodeOrder},
     readings::Phase2Times,
 };
+use asterism_kernels::KvFormat;
 use asterism_models::DecoderParts;
 use bench::{Bench, CONTEXT, Case, DEADLINE, JOB, bind, load};
 
 /// Two context hosts and two query hosts over a case of four shards; 1 on c1, the others on c0.
 async fn two_and_two() -> (Bench, Case, Vec<ShardHolder>) {
+    two_and_two_keeping(KvFormat::Computed).await
+}
+
+async fn two_and_two_keeping(kept: KvFormat) -> (Bench, Case, Vec<ShardHolder>) {
     let (context, query) = (HostRole::Context, HostRole::Query);
-    let mut bench = Bench::of(&[("c0", context), ("c1", context), ("q0", query), ("q1", query)]).await;
+    let mut bench = Bench::keeping(kept, &[("c0", context), ("c1", context), ("q0", query), ("q1", query)]).await;
     let case = Case::of("star", 4);
     let holders = vec![bench.encode(&case, "c0", &[0, 2, 3]).await, bench.encode(&case, "c1", &[1]).await];
     (bench, case, holders)
@@ -49,7 +54,13 @@ async fn golden_tokens_whoever_does_what() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_context_host_lost_in_the_middle_of_decoding_changes_no_token() {
-    let (mut bench, case, holders) = two_and_two().await;
+    for kept in [KvFormat::Computed, KvFormat::Q8] {
+        lost_while_decoding(kept).await;
+    }
+}
+
+async fn lost_while_decoding(kept: KvFormat) {
+    let (mut bench, case, holders) = two_and_two_keeping(kept).await;
     let order = case.generate(&holders, 300, 0.0);
     bench.generate("q1", order.clone()).await;
     let undisturbed = bench.line("q1").tokens(0).await;
@@ -258,7 +269,7 @@ async fn patience_ends() {
     let ended = tokio::spawn(host::run(
         config,
         Transports::one(bind(&bench.network)),
-        Box::new(|| load(DecoderParts::Context)),
+        Box::new(|| load(DecoderParts::Context, KvFormat::Computed)),
     ));
     bench.accept().await.ready().await;
     bench.transport.close();

@@ -6,6 +6,7 @@ use asterism_actors::{
     DeviceHandover,
     messages::{Generate, HostCommand, HostMessage, HostRole, ParcelsTaken, ShardHolder, WireMessage},
 };
+use asterism_kernels::KvFormat;
 use asterism_plan::Exchange;
 use asterism_transport::{Endpoint, MAX_PAYLOAD_BYTES};
 
@@ -94,8 +95,15 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
 /// Shards that move to another host come as they lie, in pieces or not; where they do not come they are encoded, to the same bits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_moves_as_it_lies_and_is_encoded_where_it_does_not_come() {
+    for kept in [KvFormat::Computed, KvFormat::Q8] {
+        moves_as_it_lies(kept).await;
+    }
+}
+
+async fn moves_as_it_lies(kept: KvFormat) {
     let case = Case::of("star", 4);
-    let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare), ("c2", HostRole::Spare)]).await;
+    let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare), ("c2", HostRole::Spare)];
+    let mut bench = Bench::keeping(kept, &hosts).await;
     let held = bench.encode(&case, "c0", &[0, 1]).await;
     let own = bench.encode(&case, "c1", &[2, 3]).await;
     bench.generate("c1", case.generate(&[held.clone(), own], 24, 0.9)).await;
@@ -116,6 +124,7 @@ async fn a_shard_moves_as_it_lies_and_is_encoded_where_it_does_not_come() {
     }
     assert_eq!(how.iter().map(|one| one.cached).collect::<Vec<_>>(), [true, true, false, false]);
     assert!(how[0].exchange_bytes >= how[0].kv_bytes && how[0].pairs == 0 && how[2].pairs > 0, "{how:?}");
+    assert!(how[0].exchange_bytes < how[0].kv_bytes * 5 / 4, "what moves is what is kept: {how:?}");
     let all = bench.holder("c2", &[0, 1, 2, 3]);
     bench.generate("c2", Generate { job: 4, ..case.generate(&[all], 24, 0.9) }).await;
     assert_eq!(bench.line("c2").tokens(0).await, expected);

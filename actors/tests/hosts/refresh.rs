@@ -1,13 +1,14 @@
 //! Questions that get some tokens of a session's context anew, over hosts.
 
 use asterism_actors::messages::{Generate, HostMessage, HostRole};
+use asterism_kernels::KvFormat;
 use asterism_models::{ContextKeys, DecoderParts, Generator, LocalContext, encode_alone, encode_plan};
 
 use crate::bench::{Bench, Case, load};
 
 /// The tokens that fresh keys and what is left of the shards give, in this very process.
-fn tokens_here(case: &Case, order: &Generate) -> Vec<u32> {
-    let decoder = load(DecoderParts::All).expect("the model").decoder;
+fn tokens_here(case: &Case, order: &Generate, kept: KvFormat) -> Vec<u32> {
+    let decoder = load(DecoderParts::All, kept).expect("the model").decoder;
     let shards = encode_plan(&decoder, &case.plan, &case.ids, None, &mut |_, _| true).expect("shards");
     let refresh_order = order.refresh_order.as_ref().expect("some tokens anew");
     let input = refresh_order.shard.input(&case.ids[..]).expect("ids of the context");
@@ -29,14 +30,21 @@ fn tokens_here(case: &Case, order: &Generate) -> Vec<u32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_question_that_gets_tokens_anew_has_the_same_answer_whoever_generates() {
+    for kept in [KvFormat::Computed, KvFormat::Q8] {
+        tokens_anew(kept).await;
+    }
+}
+
+async fn tokens_anew(kept: KvFormat) {
     let (context, query) = (HostRole::Context, HostRole::Query);
-    let mut bench = Bench::of(&[("c0", context), ("c1", context), ("q0", query), ("q1", query)]).await;
+    let hosts = [("c0", context), ("c1", context), ("q0", query), ("q1", query)];
+    let mut bench = Bench::keeping(kept, &hosts).await;
     let case = Case::of("star", 4).session(32);
     let holders = vec![bench.encode(&case, "c0", &[0, 2]).await, bench.encode(&case, "c1", &[1, 3]).await];
     let order = case.generate(&holders, 40, 0.0);
     let refresh_order = order.refresh_order.as_ref().expect("some tokens anew");
     assert!(refresh_order.hidden.len() > 1 && refresh_order.shard.rows() < case.ids.len() / 2, "{refresh_order:?}");
-    let expected = tokens_here(&case, &order);
+    let expected = tokens_here(&case, &order, kept);
     bench.generate("q0", order.clone()).await;
     assert_eq!(bench.line("q0").tokens(0).await, expected);
     // Another query host encodes them again, and goes on.

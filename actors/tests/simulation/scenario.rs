@@ -223,7 +223,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
             name: "tiny".into(),
             digest: Default::default(),
             weights: Some(Default::default()),
-            dtype: asterism_kernels::DType::F32,
+            kv: asterism_kernels::DType::F32.into(),
             speeds: None,
         }],
         hosts: Vec::new(),

@@ -124,7 +124,7 @@ impl<B: BatchAttention> StepLayers<B> for ByLayer<'_, B> {
         for StepSequence { rows, own, own_keys, .. } in &mut self.sequences {
             if layer == own.len() {
                 let [k, v] = [k, v].map(|x| backend.narrow(x, 1, rows.start, rows.end));
-                own.push(backend.kv(&k?, &v?)?);
+                own.push(backend.kv_kept(&k?, &v?)?);
             } else if backend.kv_len(&own[layer]) <= *own_keys {
                 // Else those of an earlier try are there.
                 caches.push((&mut own[layer], rows.clone()));

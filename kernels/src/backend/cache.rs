@@ -3,20 +3,28 @@
 use std::ops::Range;
 
 use super::elementwise::ElementwiseOps;
-use crate::{DType, Extra, KernelError};
+use crate::{Extra, KernelError, KvType};
 
 /// A cache of keys and values.
 pub trait KvOps: ElementwiseOps {
     /// Keys and values of one layer, `(kv heads, tokens, head dim)` each; grows by `kv_append`.
     type Kv: Clone + Send + Sync + 'static;
 
-    /// Type that keys and values are kept in, and travel in.
-    fn kv_dtype(&self) -> DType {
-        self.dtype()
+    /// Types of keys and values.
+    fn kv_type(&self) -> KvType {
+        KvType::computed(self.dtype())
     }
 
-    /// Wraps `k, v (kv heads, t, dim)`.
+    /// Wraps `k, v (kv heads, t, dim)` as they are: what phase 1 attends to.
     fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
+    /// The same as they are kept for phase 2, in the format of [`KvOps::kv_type`]. What is appended to them is kept alike.
+    fn kv_kept(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError> {
+        self.kv(k, v)
+    }
+    /// A cache in compute type of the rows of any, as attention reads them.
+    fn kv_widened(&self, kv: &Self::Kv) -> Result<Self::Kv, KernelError> {
+        Ok(kv.clone())
+    }
     /// The same keys and values, whose scaled scores `s` are `cap tanh(s / cap)` from now on.
     fn kv_capped(&self, kv: Self::Kv, cap: f32) -> Result<Self::Kv, KernelError> {
         let _ = (kv, cap);
@@ -37,7 +45,7 @@ pub trait KvOps: ElementwiseOps {
         }
         Ok(())
     }
-    /// Appends the rows of another cache in place.
+    /// Appends the rows of another cache in place: of one that is kept alike, or, to a cache in compute type, of any.
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// Forgets all but the first `len` rows, of which there must be as many.
     fn kv_truncate(&self, kv: &mut Self::Kv, len: usize) -> Result<(), KernelError> {
@@ -46,7 +54,8 @@ pub trait KvOps: ElementwiseOps {
     }
     /// A copy of rows `start..end`, so that the rest can be freed.
     fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
-    /// The cached keys, then the values, `(kv heads, tokens, head dim)` each: [`KvOps::kv`] of them is a cache of the same bits.
+    /// The cached keys, then the values, `(kv heads, tokens, head dim)` each in compute type. Where they are kept as they were
+    /// computed, [`KvOps::kv`] of them is a cache of the same bits.
     fn kv_tensors(&self, kv: &Self::Kv) -> Result<[Self::Tensor; 2], KernelError>;
     /// Cached tokens.
     fn kv_len(&self, kv: &Self::Kv) -> usize;

@@ -1,8 +1,8 @@
-//! Tensors as they travel: in compute type, row-major, little-endian. Knows no frame.
+//! Tensors as they travel: in compute type, row-major, little-endian; and keys and values as they are kept. Knows no frame.
 
 use half::bf16;
 
-use super::tensors::TensorOps;
+use super::cache::KvOps;
 use crate::{DType, KernelError};
 
 /// Bytes of tensors as they travel, on their way to the host.
@@ -31,7 +31,7 @@ impl RawBytes for Vec<u8> {
 }
 
 /// To bytes and from them.
-pub trait WireOps: TensorOps {
+pub trait WireOps: KvOps {
     /// Tensors as they travel, one after the other. Read piece by piece, so that the first travel while others are on the device
     /// still.
     fn raw(&self, tensors: &[Self::Tensor]) -> Result<Box<dyn RawBytes + '_>, KernelError> {
@@ -55,5 +55,15 @@ pub trait WireOps: TensorOps {
             }
         }
         self.cast(&self.upload(shape, &values)?)
+    }
+    /// Keys, then values, of a cache as they are kept: `(kv heads, tokens, row)` each, of rows of as many bytes as
+    /// [`KvType::row_bytes`](crate::KvType::row_bytes) says.
+    fn kept_raw(&self, kv: &Self::Kv) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        self.raw(&self.kv_tensors(kv)?)
+    }
+    /// A cache of `(kv heads, tokens, dim)` as it travelled: the bytes of all pieces of the keys, and of the values. It has the bits of
+    /// the one that was sent.
+    fn upload_kept(&self, shape: [usize; 3], [keys, values]: [&[&[u8]]; 2]) -> Result<Self::Kv, KernelError> {
+        self.kv(&self.upload_raw(&shape, keys)?, &self.upload_raw(&shape, values)?)
     }
 }

@@ -4,6 +4,7 @@
 mod block;
 mod cache;
 mod dense;
+mod eight;
 mod masses;
 mod merge;
 mod scores;

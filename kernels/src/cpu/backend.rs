@@ -10,11 +10,12 @@ use super::tensor::{CpuTensor, StoredRows, convert_host, cube, elements, matrix,
 use super::{attention, elementwise, kv};
 use crate::backend::{
     AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps, LinearOps,
-    Partial, Rotary, SelectionOps, Sparse, StepLayers, TensorOps, WireOps, WorkQueue, batch,
+    Partial, RawBytes, Rotary, SelectionOps, Sparse, StepLayers, TensorOps, WireOps, WorkQueue, batch,
 };
 use crate::operands::packed::check_parts;
 use crate::{
-    Activation, Ask, DType, Extra, Heads, KernelError, KeySets, Mask, Merging, Selector, StepSequence, Stored,
+    Activation, Ask, DType, Extra, Heads, KernelError, KeySets, KvFormat, KvType, Mask, Merging, Selector,
+    StepSequence, Stored,
 };
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
@@ -42,7 +43,8 @@ impl ComputeDevice for Cpu {
     }
 
     fn numerics(&self) -> String {
-        format!("cpu {} {} {CPU_BUILD}", self.kernels(), self.dtype.name())
+        let kept = self.kv_type().kept.name().map(|kept| format!(" keys {kept}")).unwrap_or_default();
+        format!("cpu {} {}{kept} {CPU_BUILD}", self.kernels(), self.dtype.name())
     }
 }
 
@@ -282,6 +284,18 @@ impl KvOps for Cpu {
         CpuKv::new(k, v, self.dtype, &self.compute)
     }
 
+    fn kv_type(&self) -> KvType {
+        KvType { computed: self.dtype, kept: self.kept }
+    }
+
+    fn kv_kept(&self, k: &CpuTensor, v: &CpuTensor) -> Result<CpuKv, KernelError> {
+        CpuKv::kept(k, v, self.kv_type(), &self.compute)
+    }
+
+    fn kv_widened(&self, kv: &CpuKv) -> Result<CpuKv, KernelError> {
+        kv.widened(&self.compute)
+    }
+
     fn kv_capped(&self, kv: CpuKv, cap: f32) -> Result<CpuKv, KernelError> {
         Ok(kv.capped(cap, &self.compute))
     }
@@ -291,7 +305,7 @@ impl KvOps for Cpu {
     }
 
     fn kv_extend(&self, kv: &mut CpuKv, more: &CpuKv) -> Result<(), KernelError> {
-        kv.extend(more)
+        kv.extend(more, &self.compute)
     }
 
     fn kv_truncate(&self, kv: &mut CpuKv, len: usize) -> Result<(), KernelError> {
@@ -303,7 +317,7 @@ impl KvOps for Cpu {
     }
 
     fn kv_tensors(&self, kv: &CpuKv) -> Result<[CpuTensor; 2], KernelError> {
-        kv.tensors()
+        kv.tensors(&self.compute)
     }
 
     fn kv_len(&self, kv: &CpuKv) -> usize {
@@ -402,6 +416,20 @@ impl BatchAttention for Cpu {
     }
 }
 
-impl WireOps for Cpu {}
+impl WireOps for Cpu {
+    fn kept_raw(&self, kv: &CpuKv) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        match kv.raw() {
+            Some(raw) => Ok(Box::new(raw)),
+            None => self.raw(&self.kv_tensors(kv)?),
+        }
+    }
+
+    fn upload_kept(&self, shape: [usize; 3], [keys, values]: [&[&[u8]]; 2]) -> Result<CpuKv, KernelError> {
+        match self.kept {
+            KvFormat::Computed => self.kv(&self.upload_raw(&shape, keys)?, &self.upload_raw(&shape, values)?),
+            KvFormat::Q8 => CpuKv::of_raw(shape, [keys, values], self.dtype),
+        }
+    }
+}
 
 impl Collectives for Cpu {}

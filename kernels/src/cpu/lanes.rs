@@ -20,7 +20,7 @@ pub(super) use codes::Avx512Codes;
 pub(super) use codes::CodeLanes;
 pub(super) use portable::PortableLanes;
 pub(super) use tile::{Extent, LeftOperand, RightOperand, Sums, product};
-pub(super) use vector::{Element, Kernel, Lanes, PANEL, fetch_ahead, load_some, store_some};
+pub(super) use vector::{Element, Kernel, Lanes, Loaded, PANEL, fetch_ahead, load_some, store_some};
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -6,13 +6,15 @@ use super::choice::{KernelChoice, KernelSet};
 use super::compute::Compute;
 use super::elementwise::Angles;
 use super::pool::{ThreadLimit, ThreadPool};
-use crate::{DType, KernelError, Rotary};
+use crate::{DType, KernelError, KvFormat, Rotary};
 
 /// How a [`Cpu`] computes.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
     /// Compute type: `F32` or `Bf16`.
     pub dtype: DType,
+    /// How keys and values are kept.
+    pub kept: KvFormat,
     /// Threads that compute, the calling one included; `None` takes every core.
     pub threads: Option<usize>,
     /// Which instructions to use.
@@ -21,13 +23,14 @@ pub struct CpuOptions {
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { dtype: DType::F32, threads: None, kernels: KernelChoice::Auto }
+        Self { dtype: DType::F32, kept: KvFormat::Computed, threads: None, kernels: KernelChoice::Auto }
     }
 }
 
 /// The processor as a backend.
 pub struct Cpu {
     pub(super) dtype: DType,
+    pub(super) kept: KvFormat,
     pub(super) compute: Compute,
     /// The last call's rotations: every layer of a pass asks for the same.
     angles: Mutex<Option<Arc<Angles>>>,
@@ -45,7 +48,7 @@ impl Cpu {
         }
         let set = KernelSet::resolve(options.kernels, options.dtype)?;
         let compute = Compute { set, pool: ThreadPool::new(options.threads)? };
-        Ok(Self { dtype: options.dtype, compute, angles: Mutex::new(None) })
+        Ok(Self { dtype: options.dtype, kept: options.kept, compute, angles: Mutex::new(None) })
     }
 
     /// The kernels in use: what `Auto` came to.

@@ -7,7 +7,7 @@ use super::layout::{Layout, Segment};
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{AttentionOps, Backend, KvOps, Partial, SelectionOps, Sparse, TensorOps};
-use crate::{DType, KernelError, KeySets, Mask, Selection, Selector};
+use crate::{KernelError, KeySets, Mask, Selection, Selector};
 
 /// Rows up to which no device is kept waiting with their attention.
 const FEW_ROWS: usize = 4096;
@@ -45,10 +45,6 @@ impl<B: Backend> DeviceGroup<B> {
 
 impl<B: Backend> KvOps for DeviceGroup<B> {
     type Kv = GroupKv<B>;
-
-    fn kv_dtype(&self) -> DType {
-        self.first().kv_dtype()
-    }
 
     fn kv(&self, k: &GroupTensor<B>, v: &GroupTensor<B>) -> Result<GroupKv<B>, KernelError> {
         let heads = self.heads_of(k);

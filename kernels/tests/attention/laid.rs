@@ -6,7 +6,7 @@ use asterism_kernels::prelude::*;
 use asterism_kernels::{Ask, Heads, Mask, Merging, Rotary, StepSequence};
 
 use crate::common::{numbers, rounded};
-use crate::on_every_backend;
+use crate::on_every_cache;
 
 const LAYERS: usize = 2;
 
@@ -42,7 +42,7 @@ fn held<B: Backend>(backend: &B, heads: Heads, sequence: &Sequence, seed: u64) -
     let keys = |count: usize, salt: u64| -> Vec<B::Kv> {
         let of_layer = |layer: u64| {
             let [_, k, v] = projected(backend, heads, count, seed + 100 * salt + layer);
-            backend.kv(&k, &v).unwrap()
+            backend.kv_kept(&k, &v).unwrap()
         };
         (0..LAYERS as u64).map(of_layer).collect()
     };
@@ -109,7 +109,7 @@ fn outputs<B: Backend>(backend: &B, heads: Heads, (sequences, held, steps): Give
             let [k, v] = [k, v].map(|x| backend.narrow(x, 1, rows.start, rows.end).unwrap());
             match held.own.get_mut(layer) {
                 Some(own) => backend.kv_append(own, &k, &v).unwrap(),
-                None => held.own.push(backend.kv(&k, &v).unwrap()),
+                None => held.own.push(backend.kv_kept(&k, &v).unwrap()),
             }
         }
         let mut asks = Vec::new();
@@ -194,7 +194,7 @@ fn a_laid_step_has_the_bits_of_its_layers_and_of_each_sequence_alone() {
 
 #[test]
 fn a_step_that_does_not_come_to_its_end_is_taken_again() {
-    on_every_backend!(backend => {
+    on_every_cache!(backend => {
         if backend.lays_steps(1) {
             a_step_is_taken_again(backend);
         }
@@ -204,12 +204,12 @@ fn a_step_that_does_not_come_to_its_end_is_taken_again() {
 /// Rows appended to many caches at once are those appended one by one.
 #[test]
 fn rows_go_to_each_cache() {
-    on_every_backend!(backend => {
+    on_every_cache!(backend => {
         let heads = Heads { query: 2, kv: 2, dim: 16 };
         let [_, k, v] = projected(backend, heads, 9, 3);
         let empty = |seed| {
             let [_, k, v] = projected(backend, heads, 4, seed);
-            backend.kv(&k, &v).unwrap()
+            backend.kv_kept(&k, &v).unwrap()
         };
         let (mut at_once, mut each) = ([empty(1), empty(2)], [empty(1), empty(2)]);
         let rows = [2..3, 5..9];

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use crate::common::{assert_close, backends, numbers, rounded};
-use crate::on_every_backend;
+use crate::on_every_cache;
 
 /// Jobs with their rows; each asks shards of these many keys.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
         .flat_map(|(_, shards)| shards)
         .enumerate()
         .map(|(at, &keys)| {
-            backend.kv(&draw(&[kv, keys, dim], 2 * at + 2), &draw(&[kv, keys, dim], 2 * at + 3)).unwrap()
+            backend.kv_kept(&draw(&[kv, keys, dim], 2 * at + 2), &draw(&[kv, keys, dim], 2 * at + 3)).unwrap()
         })
         .collect();
     let (mut asks, mut start, mut next) = (Vec::new(), 0, shards.iter());
@@ -156,7 +156,9 @@ fn holes_hide_keys<B: Backend>(
     let draw = |count: usize, salt: u64| rounded(backend.dtype(), numbers(count, salt));
     let up = |shape: &[usize], values: &[f32]| backend.cast(&backend.upload(shape, values).unwrap()).unwrap();
     let [q, k, v] = [draw(query * rows * dim, 1), draw(kv * keys * dim, 2), draw(kv * keys * dim, 3)];
-    let whole = backend.kv(&up(&[kv, keys, dim], &k), &up(&[kv, keys, dim], &v)).unwrap();
+    let whole = backend.kv_kept(&up(&[kv, keys, dim], &k), &up(&[kv, keys, dim], &v)).unwrap();
+    let all = AttentionShape { heads, queries: rows, keys, mask: Mask::None };
+    let [k, v] = crate::held(backend, all, &k, &v);
     let x = backend.row_major(&up(&[query, rows, dim], &q)).unwrap();
     let left: Vec<usize> = (0..keys).filter(|key| !holes.iter().any(|hole| hole.contains(key))).collect();
     let of = |x: &[f32]| -> Vec<f32> {
@@ -206,7 +208,7 @@ proptest! {
         (keys, holes) in (1usize..400).prop_flat_map(|keys| (Just(keys), holes(keys))),
     ) {
         let heads = Heads { query: group * kv, kv, dim };
-        on_every_backend!(backend => { holes_hide_keys(backend, heads, (rows, keys), &holes)?; });
+        on_every_cache!(backend => { holes_hide_keys(backend, heads, (rows, keys), &holes)?; });
     }
 
     #[test]
@@ -232,18 +234,18 @@ proptest! {
 
     #[test]
     fn a_batch_is_its_parts(batch in batch()) {
-        on_every_backend!(backend => { batches_are_their_parts(backend, &batch)?; });
+        on_every_cache!(backend => { batches_are_their_parts(backend, &batch)?; });
     }
 }
 
 #[test]
 fn batches_that_do_not_fit_are_refused() {
-    on_every_backend!(backend => {
+    on_every_cache!(backend => {
         let heads = Heads { query: 2, kv: 1, dim: 16 };
         let x = |shape: &[usize]| {
             backend.cast(&backend.upload(shape, &vec![0.0; shape.iter().product()]).unwrap()).unwrap()
         };
-        let kv = backend.kv(&x(&[1, 3, 16]), &x(&[1, 3, 16])).unwrap();
+        let kv = backend.kv_kept(&x(&[1, 3, 16]), &x(&[1, 3, 16])).unwrap();
         let attend = |rows, q: &[usize]| {
             backend.attend_many(heads, &x(q), &[Ask { kv: &kv, rows, mask: Mask::None, holes: &[] }], &mut Vec::new())
         };

@@ -4,7 +4,7 @@ mod numbers;
 
 use std::{io::Write as _, sync::OnceLock};
 
-use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
+use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice, KvFormat};
 use proptest::test_runner::TestCaseError;
 
 pub use numbers::numbers;
@@ -15,7 +15,13 @@ const KERNELS: [KernelChoice; 4] =
 /// Every set of kernels that this machine runs, in both compute types, on two threads.
 pub fn backends() -> &'static [Cpu] {
     static BACKENDS: OnceLock<Vec<Cpu>> = OnceLock::new();
-    BACKENDS.get_or_init(|| with_threads(2))
+    BACKENDS.get_or_init(|| with_threads(2, KvFormat::Computed))
+}
+
+/// The same that keep keys and values in 8 bits.
+pub fn eight_bit_backends() -> &'static [Cpu] {
+    static BACKENDS: OnceLock<Vec<Cpu>> = OnceLock::new();
+    BACKENDS.get_or_init(|| with_threads(2, KvFormat::Q8))
 }
 
 /// The GPU in both compute types; none, said aloud, where there is none. `ASTERISM_REQUIRE_GPU` makes that a failure.
@@ -46,11 +52,22 @@ macro_rules! on_every_backend {
     };
 }
 
+/// The same, and those that keep keys and values in 8 bits.
+#[macro_export]
+macro_rules! on_every_cache {
+    ($backend:ident => $check:block) => {
+        $crate::on_every_backend!($backend => $check);
+        for $backend in $crate::common::eight_bit_backends() $check
+    };
+}
+
 /// Checks that `result` has the same bits on one, two and five threads.
 pub fn on_every_thread_count(result: impl Fn(&Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     static BACKENDS: OnceLock<[Vec<Cpu>; 2]> = OnceLock::new();
-    let [one, five] = BACKENDS.get_or_init(|| [with_threads(1), with_threads(5)]);
-    for ((one, two), five) in one.iter().zip(backends()).zip(five) {
+    let all =
+        |threads| [KvFormat::Computed, KvFormat::Q8].into_iter().flat_map(|kept| with_threads(threads, kept)).collect();
+    let [one, five] = BACKENDS.get_or_init(|| [all(1), all(5)]);
+    for ((one, two), five) in one.iter().zip(backends().iter().chain(eight_bit_backends())).zip(five) {
         let bits = |cpu: &Cpu| result(cpu).into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let expected = bits(one);
         proptest::prop_assert_eq!(&bits(two), &expected, "{} kernels, two threads", two.kernels());
@@ -59,9 +76,9 @@ pub fn on_every_thread_count(result: impl Fn(&Cpu) -> Vec<f32>) -> Result<(), Te
     Ok(())
 }
 
-fn with_threads(threads: usize) -> Vec<Cpu> {
+fn with_threads(threads: usize, kept: KvFormat) -> Vec<Cpu> {
     let options =
-        |kernels| [DType::F32, DType::Bf16].map(|dtype| CpuOptions { dtype, threads: Some(threads), kernels });
+        |kernels| [DType::F32, DType::Bf16].map(|dtype| CpuOptions { dtype, kept, threads: Some(threads), kernels });
     let open = |options: CpuOptions| match Cpu::new(options) {
         Ok(cpu) => Some(cpu),
         // AMX has no f32 anywhere.

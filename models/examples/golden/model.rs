@@ -49,7 +49,7 @@ impl<B: Backend> Models<B> {
         let (context, query) = (&case.context_ids, &case.query_ids);
         let (method, hosts) = cases::method(&case.method, &case.params, context.len(), "trained");
         let decoder = &self.load(case.model.clone())?.decoder;
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         let request = PlanRequest { context, query, hosts, one_device: false, shape: &shape, speeds: None };
         let plan = method.plan(&request)?;
         plan.check(context.len())?;

@@ -184,7 +184,7 @@ fn passed_bytes(plan: &Plan, shard: &Shard, shape: &ModelShape) -> u64 {
         let heads = shape.head_shares(plan.shards.len()).iter().map(each).max().unwrap_or(0);
         return shard.rows() as u64 * heads * (shape.head_dim * shape.kv_bytes_per_element) as u64;
     }
-    passed_tokens(plan, shard) as u64 * shape.kv_bytes_per_token() / shape.layers as u64
+    passed_tokens(plan, shard) as u64 * shape.layer_kv_bytes()
 }
 
 /// (row, key) pairs of one head in one layer, of a shard that sees so many tokens of those before it.
@@ -227,7 +227,7 @@ fn received_bytes(plan: &Plan, last: &Shard, given: &Given, shape: &ModelShape) 
         return (heads * shape.head_dim * shape.kv_bytes_per_element) as u64;
     }
     let taken = given.all - given.by_host[last.host];
-    taken as u64 * shape.kv_bytes_per_token() / shape.layers as u64
+    taken as u64 * shape.layer_kv_bytes()
 }
 
 /// Bytes of the queries that the second shard lends the first, where APB scores by them.
@@ -254,6 +254,7 @@ mod tests {
         intermediate: 14336,
         vocab: 128_256,
         kv_bytes_per_element: 2,
+        kept_row_bytes: 0,
         rope: RopeLength::Any,
         windowed_layers: 0,
         window: 0,

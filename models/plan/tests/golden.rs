@@ -23,6 +23,7 @@ fn shape(model: &str) -> ModelShape {
         intermediate: size("intermediate_size"),
         vocab: size("vocab_size"),
         kv_bytes_per_element: 4,
+        kept_row_bytes: 0,
         rope: RopeLength::Any,
         windowed_layers: 0,
         window: 0,

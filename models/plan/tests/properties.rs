@@ -437,6 +437,7 @@ fn a_session_is_exact_until_its_questions_cost_less() {
         intermediate: 14_336,
         vocab: 128_256,
         kv_bytes_per_element: 2,
+        kept_row_bytes: 0,
         ..ModelShape::TINY
     };
     let context: Vec<u32> = (0..262_144).collect();

@@ -169,7 +169,8 @@ mod tests {
     fn a_decoder_of_random_weights_loads_and_computes() {
         let small = shape("small", "qwen2", 2, [64, 96], [4, 2, 16], 4096);
         let checkpoint = Checkpoint::random(small).unwrap();
-        let options = CpuOptions { dtype: DType::F32, threads: Some(1), kernels: KernelChoice::Auto };
+        let options =
+            CpuOptions { dtype: DType::F32, threads: Some(1), kernels: KernelChoice::Auto, ..CpuOptions::default() };
         let decoder = Decoder::load(Arc::new(Cpu::new(options).unwrap()), &checkpoint, DecoderParts::All).unwrap();
         let logits = decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap()).unwrap();
         assert!(logits.iter().any(|logit| *logit != logits[0]));

@@ -17,7 +17,7 @@ impl<B: Backend> Layer<'_, B> {
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
         let (backend, blocks) = (self.backend(), self.phase.blocks);
-        let shares = self.phase.decoder.config().shape(backend.kv_dtype()).head_shares(blocks);
+        let shares = self.phase.decoder.config().shape(backend.kv_type()).head_shares(blocks);
         let parcel = |part, from, to| Parcel { layer: self.index, part, from, to: Some(to) };
         for pass in self.passes {
             for (to, share) in shares.iter().enumerate() {

@@ -1,10 +1,11 @@
 //! Attention of a chain's shards: each sees the keys that all shards before it keep, and its own. Rows of the shards before are
-//! not computed here.
+//! not computed here. Keys of the shards before are read as they are kept, whether these were encoded here or elsewhere, so that a shard
+//! that is encoded anew has the bits it had.
 
 use asterism_kernels::{Backend, Mask};
 use asterism_plan::attention::causal_pairs;
 
-use super::{Layer, Watch, windowed::windowed_pairs};
+use super::{Layer, Pass, Watch, windowed::windowed_pairs};
 use crate::ModelError;
 
 impl<B: Backend> Layer<'_, B> {
@@ -24,7 +25,7 @@ impl<B: Backend> Layer<'_, B> {
         for shard in self.phase.behind {
             let kept = &shard.layers[self.index];
             match &mut seen {
-                None => seen = Some(kept.clone()),
+                None => seen = Some(backend.kv_widened(kept)?),
                 Some(seen) => backend.kv_extend(seen, kept)?,
             }
         }
@@ -48,8 +49,18 @@ impl<B: Backend> Layer<'_, B> {
             let pairs = |tokens| window.map_or_else(|| causal_pairs(tokens), |window| windowed_pairs(tokens, window));
             watch.pairs(pass.shard.block, self.query_heads() * (pairs(behind + rows) - pairs(behind)));
             outputs.push(vec![self.settled(backend.attention(&pass.qkv.q, &kv, mask)?)?]);
-            seen = Some(kv);
+            seen = Some(self.behind(kv, pass, behind)?);
         }
         Ok(outputs)
+    }
+
+    /// What the next pass finds: keys of this one as they are kept, behind so many others.
+    fn behind(&self, mut kv: B::Kv, pass: &Pass<'_, B>, others: usize) -> Result<B::Kv, ModelError> {
+        let backend = self.backend();
+        if let Some(kept) = &pass.kept {
+            backend.kv_truncate(&mut kv, others)?;
+            backend.kv_extend(&mut kv, kept)?;
+        }
+        Ok(kv)
     }
 }

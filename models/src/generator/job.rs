@@ -115,7 +115,7 @@ impl<B: Backend> Generator<B> {
             // Those of an earlier try are there.
             Some(kv) if backend.kv_len(kv) > self.rows => {}
             Some(kv) => backend.kv_append(kv, k, v)?,
-            None => self.tail.push(decoder.kv(k, v)?),
+            None => self.tail.push(decoder.kept(k, v)?),
         }
         Ok(())
     }

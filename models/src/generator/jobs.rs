@@ -152,7 +152,7 @@ fn append<B: Backend>(
             Append::To(kv) => caches.push((kv, ask.rows.clone())),
             Append::First(tail) => {
                 let [k, v] = [k, v].map(|x| backend.narrow(x, 1, ask.rows.start, ask.rows.end));
-                tail.push(decoder.kv(&k?, &v?)?);
+                tail.push(decoder.kept(&k?, &v?)?);
             }
             Append::Done => {}
         }

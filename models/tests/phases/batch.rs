@@ -11,7 +11,7 @@ use asterism_models::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decoders, packed, plan, star};
+use super::{all_decoders, bits, decoders, packed, plan, star};
 
 /// A job of a batch: its own context, question and answer.
 struct Job {
@@ -121,7 +121,7 @@ proptest! {
     /// Jobs join and leave, questions come in pieces, hosts are lost in the middle: every row has the bits that it has alone.
     #[test]
     fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64), exports: bool) {
-        for decoder in decoders() {
+        for decoder in all_decoders() {
             let alone: Vec<Vec<u32>> = (0..4).map(|job| bits(&Job::new(decoder, job).alone(decoder, 9))).collect();
             let mut jobs: Vec<Job> = (0..4).map(|job| Job::new(decoder, job)).collect();
             let (mut dice, mut losses) = (seeds.iter().cycle(), seeds.iter().rev().cycle());
@@ -148,16 +148,12 @@ proptest! {
     /// Rows of guesses, right and wrong ones, change no bit of the rows of an answer.
     #[test]
     fn guesses_change_no_bit(dice in vec(any::<u32>(), 32), seed in 0..4_u32) {
-        for decoder in decoders() {
+        for decoder in all_decoders() {
             let one_by_one = bits(&Job::new(decoder, seed).alone(decoder, 1));
             let guessed = Job::new(decoder, seed).speculating(decoder, dice.iter().copied().cycle());
             prop_assert_eq!(bits(&guessed), one_by_one);
         }
     }
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use asterism_plan::{Exchange, Shard};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{TOLERANCE, by, context, decoders, dense, difference, method, plan, steps};
+use super::{TOLERANCE, all_decoders, by, context, decoders, dense, difference, method, plan, steps};
 
 fn chain(block: usize) -> asterism_plan::MethodConfig {
     method(json!({"chain": {"block_tokens": block}}))
@@ -40,7 +40,7 @@ proptest! {
     /// What is appended goes on from what is kept: to the bits of the whole, and to its checksums.
     #[test]
     fn what_grows_is_what_was_whole(context in context(), block in 8_usize..40, first in 1_usize..4, stacked in any::<bool>()) {
-        for decoder in decoders() {
+        for decoder in all_decoders() {
             let whole = plan(decoder, &chain(block), &context, 2);
             let shards = encode_plan(decoder, &whole, &context, None, &mut |_, _| true).unwrap();
             let (old, new) = whole.shards.split_at(first.min(whole.shards.len()));

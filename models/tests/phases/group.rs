@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{STEPS, method, models, some_context, star};
 
 fn cpu(dtype: DType, kernels: KernelChoice) -> Cpu {
-    Cpu::new(CpuOptions { dtype, threads: Some(1), kernels }).unwrap()
+    Cpu::new(CpuOptions { dtype, threads: Some(1), kernels, ..CpuOptions::default() }).unwrap()
 }
 
 fn alone(folder: &Path, dtype: DType, kernels: KernelChoice) -> Decoder<Cpu> {

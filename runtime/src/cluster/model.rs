@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use asterism_kernels::KvFormat;
 use asterism_models::{HeadsFiles, KnownShape, QuerySeparator, TemplateDate};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
-use crate::cluster::file::{ClusterFile, DType, Device, HostSection, LinearType, ModelSection};
+use crate::cluster::file::{ClusterFile, DType, Device, HostSection, KvDType, LinearType, ModelSection};
 
 /// The model that hosts load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Model {
     pub dtype: DType,
     /// What linear layers are computed in, if not in `dtype`.
     pub linear: Option<LinearType>,
+    /// How keys and values are kept.
+    pub kept: KvFormat,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
     /// Files of APB's retaining heads, by the names that requests use.
@@ -94,6 +97,7 @@ fn resolve(
         path: section.path.as_ref().map(|path| directory.join(path)),
         dtype: section.dtype,
         linear: linear(file, section)?,
+        kept: kept(file, section)?,
         max_context_tokens: section.max_context_tokens,
         heads: heads(file, directory, |of| of == section.name.as_deref() || is_first && of.is_none()),
         query_separator: section.query_separator.clone(),
@@ -119,6 +123,34 @@ fn linear(file: &ClusterFile, section: &ModelSection) -> Result<Option<LinearTyp
         None => return Ok(*linear),
     };
     Err(ClusterError::Value { key: "model.linear", got: "\"fp8\"".into(), expected })
+}
+
+/// 8-bit keys and values are those of hosts that are one CPU each.
+fn kept(file: &ClusterFile, section: &ModelSection) -> Result<KvFormat, ClusterError> {
+    let refused = |got: &str, expected: String| {
+        Err(ClusterError::Value { key: "model.kv_dtype", got: format!("{got:?}"), expected })
+    };
+    match section.kv_dtype {
+        None => Ok(KvFormat::Computed),
+        Some(KvDType::Fp8) => {
+            let expected = "\"q8\", which hosts on CPUs keep; this version has no kernels for keys in 8-bit floats, on no device: leave kv_dtype out on GPUs";
+            refused("fp8", expected.into())
+        }
+        Some(KvDType::Q8) => {
+            let devices = |host: &HostSection| match &host.devices {
+                Some(devices) => devices.clone(),
+                None => vec![host.device.unwrap_or(section.device)],
+            };
+            let mut own = file.hosts.iter().filter(|host| file.model_of(host).0 == section.name.as_deref());
+            let other = own.find_map(|host| Some((host, devices(host))).filter(|(_, of)| *of != [Device::Cpu]));
+            let Some((host, of)) = other else { return Ok(KvFormat::Q8) };
+            let what = match of.iter().find(|device| **device != Device::Cpu) {
+                Some(device) => format!("host '{}' is on {device}, which has no kernels for 8-bit keys", host.name),
+                None => format!("host '{}' has {} devices, and 8-bit keys are of hosts with one", host.name, of.len()),
+            };
+            refused("q8", format!("{what}; leave kv_dtype out, or write device = \"cpu\" for all hosts of the model"))
+        }
+    }
 }
 
 /// The heads that were trained for a model: those whose `model` `is_own`.

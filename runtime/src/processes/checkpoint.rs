@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use asterism_actors::supervisor::ModelFront;
-use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
+use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice, KvFormat, KvType};
 use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 
 use crate::{
@@ -58,9 +58,18 @@ pub fn weights_digest(checkpoint: &Checkpoint, model: &Model, folder: &Path) -> 
 }
 
 /// The CPU backend with these threads.
-pub fn cpu(dtype: cluster_file::DType, threads: usize, kernels: KernelChoice) -> Result<Cpu, ModelError> {
+pub fn cpu(
+    (dtype, kept): (cluster_file::DType, KvFormat),
+    threads: usize,
+    kernels: KernelChoice,
+) -> Result<Cpu, ModelError> {
     let dtype = super::checkpoint::dtype(dtype);
-    Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
+    Ok(Cpu::new(CpuOptions { dtype, kept, threads: Some(threads), kernels })?)
+}
+
+/// Types of a model's keys and values.
+pub fn kv_type(model: &Model) -> KvType {
+    KvType { computed: dtype(model.dtype), kept: model.kept }
 }
 
 /// The kernels' type of this name.

@@ -11,7 +11,7 @@ use asterism_actors::{
     cores::Cores,
     host::{self, HostEnd},
 };
-use asterism_kernels::{Backend, Cpu, DeviceGroup, check_heads};
+use asterism_kernels::{Backend, Cpu, DeviceGroup, KernelError, check_heads};
 use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, SharedWeights, Tokenizer};
 
 use crate::{
@@ -232,17 +232,28 @@ pub async fn run_host(
 /// A host's processor, as often as it is to be a device, with the cores that these share.
 fn cpus(setup: &DeviceSetup) -> Result<(Vec<Cpu>, Arc<dyn Cores>), ModelError> {
     let DeviceSetup { cluster, host, cores, .. } = setup;
-    let (dtype, devices) = (cluster.model.dtype, host.devices.count());
+    let (numbers, devices) = ((cluster.model.dtype, cluster.model.kept), host.devices.count());
     let threads = (host.threads.unwrap_or(*cores) / devices).max(1);
-    let cpu = |_| crate::processes::checkpoint::cpu(dtype, threads, host.kernels);
+    let cpu = |_| crate::processes::checkpoint::cpu(numbers, threads, host.kernels);
+    if devices > 1 {
+        keeps_as_computed(setup)?;
+    }
     let cpus = (0..devices).map(cpu).collect::<Result<Vec<_>, _>>()?;
     let limits = cpus.iter().map(Cpu::thread_limit).collect();
     Ok((cpus, Arc::new(SharedCores::new(cluster, host, *cores, limits))))
 }
 
+/// Refuses 8-bit keys and values on devices that do not keep them: `validate` does so for the hosts of a cluster file, and a host that
+/// joins later may have others.
+fn keeps_as_computed(DeviceSetup { cluster, host, .. }: &DeviceSetup) -> Result<(), ModelError> {
+    let Some(_) = cluster.model.kept.name() else { return Ok(()) };
+    Err(KernelError::NoKernel { operation: "8-bit keys and values", device: host.devices.to_string() }.into())
+}
+
 /// A host's GPUs.
 #[cfg(feature = "cuda")]
 fn gpus(setup: &DeviceSetup) -> Result<(Vec<Cuda>, Arc<dyn Cores>), ModelError> {
+    keeps_as_computed(setup)?;
     let numbers = Numbers::of(&setup.cluster.model);
     let index = |device: &Device| if let Device::Cuda(index) = device { Some(*index) } else { None };
     let indices = setup.host.devices.all().iter().filter_map(index);
@@ -328,7 +339,7 @@ fn loader<B: Backend>(
 
 #[cfg(test)]
 mod tests {
-    use asterism_kernels::KernelChoice;
+    use asterism_kernels::{KernelChoice, KvFormat};
     use asterism_models::{Checkpoint, Decoder};
 
     use super::*;
@@ -374,7 +385,8 @@ mod tests {
     fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
         let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
         let load = |dtype, parts| {
-            let cpu = crate::processes::checkpoint::cpu(dtype, 1, KernelChoice::Auto).unwrap();
+            let numbers = (dtype, KvFormat::Computed);
+            let cpu = crate::processes::checkpoint::cpu(numbers, 1, KernelChoice::Auto).unwrap();
             let shared = weights.clone().cpus.of(&Device::Cpu.into(), &cpu);
             let mut loading = shared.loading();
             let before = loading.loaded();
@@ -389,7 +401,8 @@ mod tests {
         let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap());
         assert!(logits(&context).is_err(), "a context host has no head");
         drop(context);
-        let alone = crate::processes::checkpoint::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
+        let numbers = (DType::F32, KvFormat::Computed);
+        let alone = crate::processes::checkpoint::cpu(numbers, 1, KernelChoice::Auto).unwrap();
         let alone = Decoder::load(Arc::new(alone), &checkpoint, DecoderParts::All).unwrap();
         assert!(!alone.shares_weights(&query));
         assert_eq!(logits(&query).unwrap(), logits(&alone).unwrap());

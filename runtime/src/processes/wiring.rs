@@ -42,7 +42,7 @@ use crate::{
     observe::{logging, metrics},
     processes::{
         calibration,
-        checkpoint::{checkpoint_of, dtype, model_front, weights_digest},
+        checkpoint::{checkpoint_of, kv_type, model_front, weights_digest},
         device::{self, ProcessWeights},
         node::Watching,
     },
@@ -194,7 +194,7 @@ pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> Super
         name: model.name.clone(),
         digest: model.digest.clone(),
         weights: None,
-        dtype: dtype(own.model.dtype),
+        kv: kv_type(&own.model),
         speeds: calibration::find(own, &model.checkpoint).ok(),
     };
     SupervisorConfig {

@@ -30,7 +30,7 @@ mod tests {
         let cluster = Cluster::resolve(&sample(), Path::new(".")).unwrap();
         let front = Arc::new(checkpoint::model_front(&cluster.model).unwrap());
         let config = wiring::supervisor_config(&cluster, std::slice::from_ref(&front));
-        let shape = front.config.shape(config.first_model().dtype);
+        let shape = front.config.shape(config.first_model().kv);
         let mut room = Room { config, speeds: Pace { flops_per_s: 1e12 }.speeds(&shape), shape };
         room.grow(hosts);
         room

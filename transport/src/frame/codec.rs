@@ -356,6 +356,7 @@ fn decode_payload_type(got: u8) -> Result<PayloadType, FrameError> {
         0 => Ok(PayloadType::None),
         1 => Ok(PayloadType::F32),
         2 => Ok(PayloadType::Bf16),
+        3 => Ok(PayloadType::Bytes),
         _ => Err(FrameError::PayloadType { got }),
     }
 }
@@ -371,6 +372,7 @@ fn check_lengths(payload_type: PayloadType, meta: u64, payload: u64) -> Result<L
         PayloadType::None => payload == 0,
         PayloadType::F32 => payload.is_multiple_of(4),
         PayloadType::Bf16 => payload.is_multiple_of(2),
+        PayloadType::Bytes => true,
     };
     if !whole {
         return Err(FrameError::PayloadLength { payload_type, got: payload });
@@ -387,7 +389,8 @@ mod tests {
     fn headers() -> impl Strategy<Value = FrameHeader> {
         let kinds =
             prop::sample::select(vec![FrameKind::Control, FrameKind::Request, FrameKind::Response, FrameKind::Data]);
-        let types = prop_oneof![Just(PayloadType::None), Just(PayloadType::F32), Just(PayloadType::Bf16)];
+        let types =
+            prop::sample::select(vec![PayloadType::None, PayloadType::F32, PayloadType::Bf16, PayloadType::Bytes]);
         (kinds, types, any::<u64>()).prop_map(|(kind, payload_type, correlation)| FrameHeader {
             kind,
             payload_type,
@@ -401,6 +404,7 @@ mod tests {
                 PayloadType::None => 301,
                 PayloadType::F32 => 4,
                 PayloadType::Bf16 => 2,
+                PayloadType::Bytes => 1,
             };
             let mut archived = AlignedVec::new();
             archived.extend_from_slice(&meta);
@@ -495,7 +499,7 @@ mod tests {
         assert_eq!(with(4, &other.to_le_bytes()), FrameError::Version { got: other, expected: FRAME_VERSION });
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
         assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
-        assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
+        assert_eq!(with(7, &[4]), FrameError::PayloadType { got: 4 });
         assert_eq!(with(32, &[1]), FrameError::NotZero { field: "the number of parts" });
         assert_eq!(with(39, &[1]), FrameError::NotZero { field: "the end of the header" });
         let (got, max) = (u64::MAX, MAX_META_BYTES);

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use asterism_kernels::{Backend, Exported, TensorOps};
+use asterism_kernels::{Backend, Exported, Heads, RawBytes, TensorOps};
 use asterism_models::{ModelError, Parcel, Part};
-use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, Meta};
+use asterism_transport::{Frame, FrameHeader, FrameKind, LocalValue, Meta, PayloadType};
 use bytes::Bytes;
 
 use crate::{
@@ -38,38 +38,35 @@ impl<B: Backend> Parcels<'_, B> {
     pub fn frames(
         &self,
         parcels: &[Sent<'_, B>],
-        (piece_bytes, memory): (usize, &mut Memory),
-        mut take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
+        pieces: (usize, &mut Memory),
+        take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
-        let backend = self.backend;
         let tensors: Vec<B::Tensor> = parcels.iter().flat_map(|(_, tensors)| *tensors).cloned().collect();
-        let raw = backend.raw(&tensors)?;
-        let mut all = Vec::new();
-        for (place, (parcel, tensors)) in parcels.iter().enumerate() {
-            let (header, meta) = self.heading(*parcel, tensors);
-            let count: usize = tensors.iter().map(|tensor| backend.shape(tensor).iter().product::<usize>()).sum();
-            let lengths = pieces::cut(count * payload::element_bytes(header.payload_type), piece_bytes);
-            let pieces = lengths.len() as u32;
-            let meta = |piece| ParcelMeta { piece, pieces, ..meta.clone() }.archive().into();
-            let piece = |(piece, bytes)| PendingFrame { place, header, meta: meta(piece), bytes };
-            all.extend((0..).zip(lengths).map(piece));
-        }
-        let (mut rest, mut start) = (all.into_iter().peekable(), 0);
-        while let Some(first) = rest.next() {
-            let (mut bytes, mut together) = (first.bytes, vec![first]);
-            while let Some(next) = rest.next_if(|next| bytes + next.bytes <= piece_bytes) {
-                bytes += next.bytes;
-                together.push(next);
-            }
-            let mut fetched = memory.take(bytes);
-            raw.read(start, &mut fetched)?;
-            start += bytes;
-            let mut fetched = memory.export(fetched);
-            for PendingFrame { place, header, meta, bytes } in together {
-                take(place, Frame::new(header, meta, fetched.split_to(bytes)))?;
-            }
-        }
-        Ok(())
+        let raw = self.backend.raw(&tensors)?;
+        let headings = parcels.iter().map(|(parcel, tensors)| self.heading(*parcel, tensors)).collect();
+        cut(&*raw, headings, pieces, take)
+    }
+
+    /// Keys and values of so many tokens of a layer, as they are kept.
+    pub fn kept_frames(
+        &self,
+        parcel: Parcel,
+        (heads, tokens, raw): (Heads, usize, &dyn RawBytes),
+        pieces: (usize, &mut Memory),
+        take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let (shape, payload_type) = self.kept(heads, tokens);
+        cut(raw, vec![heading(parcel, vec![shape; 2], payload_type)], pieces, take)
+    }
+
+    /// The shape of the keys, and of the values, of so many tokens of a layer as they are kept, and their type on the wire.
+    pub fn kept(&self, Heads { kv, dim, .. }: Heads, tokens: usize) -> ([u32; 3], PayloadType) {
+        let of = self.backend.kv_type();
+        let (row, payload_type) = match of.is_computed() {
+            true => (dim, payload::payload_type(of.computed)),
+            false => (of.row_bytes(dim), PayloadType::Bytes),
+        };
+        ([kv, tokens, row].map(|size| size as u32), payload_type)
     }
 
     /// A parcel for hosts of this process.
@@ -81,20 +78,9 @@ impl<B: Backend> Parcels<'_, B> {
 
     /// What says of a parcel in one frame what it is.
     fn heading(&self, parcel: Parcel, tensors: &[B::Tensor]) -> (FrameHeader, ParcelMeta) {
-        let backend = self.backend;
-        let shape = |tensor: &B::Tensor| backend.shape(tensor).into_iter().map(|size| size as u32).collect();
-        let meta = ParcelMeta {
-            layer: parcel.layer as u32,
-            part: parcel.part.into(),
-            from: parcel.from as u32,
-            to: parcel.to.map(|block| block as u32),
-            shapes: tensors.iter().map(shape).collect(),
-            piece: 0,
-            pieces: 1,
-        };
-        let header =
-            FrameHeader { kind: FrameKind::Data, payload_type: payload::payload_type(backend.dtype()), correlation: 0 };
-        (header, meta)
+        let shape = |tensor: &B::Tensor| self.backend.shape(tensor).into_iter().map(|size| size as u32).collect();
+        let shapes: Vec<Vec<u32>> = tensors.iter().map(shape).collect();
+        heading(parcel, shapes, payload::payload_type(self.backend.dtype()))
     }
 
     /// The tensors of a parcel that came.
@@ -138,8 +124,57 @@ impl<B: Backend> Parcels<'_, B> {
     }
 }
 
+/// Bytes of parcels in frames.
+fn cut(
+    raw: &dyn RawBytes,
+    headings: Vec<(FrameHeader, ParcelMeta)>,
+    (piece_bytes, memory): (usize, &mut Memory),
+    mut take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
+    let mut all = Vec::new();
+    for (place, (header, meta)) in headings.into_iter().enumerate() {
+        let count: usize =
+            meta.shapes.iter().map(|shape| shape.iter().map(|size| *size as usize).product::<usize>()).sum();
+        let lengths = pieces::cut(count * payload::element_bytes(header.payload_type), piece_bytes);
+        let pieces = lengths.len() as u32;
+        let meta = |piece| ParcelMeta { piece, pieces, ..meta.clone() }.archive().into();
+        let piece = |(piece, bytes)| PendingFrame { place, header, meta: meta(piece), bytes };
+        all.extend((0..).zip(lengths).map(piece));
+    }
+    let (mut rest, mut start) = (all.into_iter().peekable(), 0);
+    while let Some(first) = rest.next() {
+        let (mut bytes, mut together) = (first.bytes, vec![first]);
+        while let Some(next) = rest.next_if(|next| bytes + next.bytes <= piece_bytes) {
+            bytes += next.bytes;
+            together.push(next);
+        }
+        let mut fetched = memory.take(bytes);
+        raw.read(start, &mut fetched)?;
+        start += bytes;
+        let mut fetched = memory.export(fetched);
+        for PendingFrame { place, header, meta, bytes } in together {
+            take(place, Frame::new(header, meta, fetched.split_to(bytes)))?;
+        }
+    }
+    Ok(())
+}
+
+/// What says of a parcel in one frame what it is.
+fn heading<S: Into<Vec<u32>>>(parcel: Parcel, shapes: Vec<S>, payload_type: PayloadType) -> (FrameHeader, ParcelMeta) {
+    let meta = ParcelMeta {
+        layer: parcel.layer as u32,
+        part: parcel.part.into(),
+        from: parcel.from as u32,
+        to: parcel.to.map(|block| block as u32),
+        shapes: shapes.into_iter().map(Into::into).collect(),
+        piece: 0,
+        pieces: 1,
+    };
+    (FrameHeader { kind: FrameKind::Data, payload_type, correlation: 0 }, meta)
+}
+
 /// Takes so many bytes off the beginning of pieces.
-fn take_first<'a>(pieces: &mut VecDeque<&'a [u8]>, mut bytes: usize) -> Vec<&'a [u8]> {
+pub(super) fn take_first<'a>(pieces: &mut VecDeque<&'a [u8]>, mut bytes: usize) -> Vec<&'a [u8]> {
     let mut taken = Vec::new();
     while bytes > 0 {
         let Some(first) = pieces.front_mut() else { break };

@@ -1,9 +1,9 @@
 //! A shard that moves to another host as it lies: its keys and values go layer by layer over a channel of their own, and are kept
 //! once their checksum is that of what was sent. Decides nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use asterism_kernels::{Backend, Heads};
+use asterism_kernels::Backend;
 use asterism_models::{Decoder, EncodedShard, ModelError, Parcel, Part};
 use asterism_plan::Shard;
 use asterism_transport::{Channel, Frame, FrameKind, FrameSender};
@@ -18,7 +18,7 @@ use crate::{
         command::{ContextHostEvent, EncodeWork, Failure},
         error::{ChannelError, FetchError, Refusal},
         parcels::{
-            frames::Parcels,
+            frames::{Parcels, take_first},
             pieces::{Joiner, Memory, ReceivedParcel},
         },
         stop::StopFlag,
@@ -27,7 +27,7 @@ use crate::{
     link::Links,
     machine,
     messages::{ChannelOpening, EncodeShards, Encoded, ParcelMeta, ShardHolder, ShardSent, WireMessage},
-    payload::PIECE_BYTES,
+    payload::{self, PIECE_BYTES},
 };
 
 /// Frames that wait at most for the channel to take them.
@@ -64,8 +64,9 @@ fn read<B: Backend>(
         (Parcels { backend: decoder.backend() }, Memory::default(), blake3::Hasher::new());
     for layer in 0..shard.layers.len() {
         let parcel = Parcel { layer, part: Part::Keys, from: shard.block, to: None };
-        let tensors = shard.tensors(decoder, layer)?;
-        parcels.frames(&[(parcel, &tensors[..])], (PIECE_BYTES, &mut memory), |_, frame| {
+        let raw = shard.raw(decoder, layer)?;
+        let layer = (decoder.config().heads, shard.tokens, &*raw);
+        parcels.kept_frames(parcel, layer, (PIECE_BYTES, &mut memory), |_, frame| {
             checksum.update(&frame.payload);
             machine::block_on(frames.send(frame)).map_err(|_| ModelError::Cancelled)
         })?;
@@ -197,12 +198,12 @@ struct Coming<'a, B: Backend> {
 impl<B: Backend> Coming<'_, B> {
     /// Takes in a frame, which must be of the next layer.
     fn take(&mut self, frame: Frame, peer: &str) -> Result<(), FetchError> {
-        let Heads { kv, dim, .. } = self.decoder.config().heads;
         let (layer, from) = (self.shard.layers.len(), self.shard.block);
-        let (meta, shape) =
-            (ParcelMeta::read(&frame.meta, peer).map_err(ChannelError::from)?, [kv, self.shard.tokens, dim]);
+        let meta = ParcelMeta::read(&frame.meta, peer).map_err(ChannelError::from)?;
+        let parcels = Parcels { backend: self.decoder.backend() };
+        let (shape, payload_type) = parcels.kept(self.decoder.config().heads, self.shard.tokens);
         let parcel = Parcel { layer, part: Part::Keys, from, to: None };
-        let shapes = vec![shape.map(|size| size as u32).to_vec(); 2];
+        let shapes = vec![shape.to_vec(); 2];
         let expected = ParcelMeta {
             layer: layer as u32,
             part: parcel.part.into(),
@@ -212,8 +213,10 @@ impl<B: Backend> Coming<'_, B> {
             piece: meta.piece,
             pieces: meta.pieces,
         };
-        if meta != expected || frame.handed.is_some() {
-            let [expected, got] = [&expected, &meta].map(|meta| format!("{meta:?}"));
+        let got = frame.header.payload_type;
+        if meta != expected || frame.handed.is_some() || got != payload_type {
+            let [expected, got] =
+                [(&expected, payload_type), (&meta, got)].map(|(meta, kind)| format!("{meta:?} of {kind:?}"));
             return Err(FetchError::Other { expected, got });
         }
         self.checksum.update(&frame.payload);
@@ -222,9 +225,13 @@ impl<B: Backend> Coming<'_, B> {
         let joined = self.joiner.add(parcel, piece);
         let joined = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?;
         if let Some((_, whole)) = joined {
-            let tensors = Parcels { backend: self.decoder.backend() }.read(&whole)?;
-            let tensors: [B::Tensor; 2] = tensors.try_into().ok().expect("a parcel of keys has two tensors");
-            self.shard.take(self.decoder, tensors)?;
+            let mut pieces: VecDeque<&[u8]> = whole.payloads().collect();
+            let (count, came) = (2 * shape.map(|size| size as usize).iter().product::<usize>(), whole.payloads());
+            let bytes = came.map(<[u8]>::len).sum();
+            payload::check(bytes, count, payload_type)
+                .map_err(|error| ModelError::Host { host: peer.to_owned(), cause: error.to_string() })?;
+            let [keys, values] = [(); 2].map(|()| take_first(&mut pieces, bytes / 2));
+            self.shard.take(self.decoder, [&keys, &values])?;
         }
         Ok(())
     }

@@ -293,7 +293,7 @@ impl ModelFront {
     ) -> Result<PreparedContext, JobError> {
         let method = asked.unwrap_or(default);
         method.retaining_heads().map(|wanted| self.check_heads(wanted)).transpose()?;
-        let shape = self.config.shape(hosts.dtype);
+        let shape = self.config.shape(hosts.kv);
         let request = PlanRequest {
             context,
             query,

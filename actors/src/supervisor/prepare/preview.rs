@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::DType;
+use asterism_kernels::{DType, KvType};
 use asterism_models::{ModelError, QuerySeparator};
 use asterism_plan::{Alternative, MethodConfig, Plan, PlanRequest, methods::DenseConfig};
 
@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// Where a plan does not matter.
-const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_device: true, dtype: DType::F32, speeds: None };
+const ONE_HOST: ContextHosts =
+    ContextHosts { count: 1, one_device: true, kv: KvType::computed(DType::F32), speeds: None };
 
 impl ModelFront {
     /// What a request over a context of its own comes to: its plan and how many tokens its query has.
@@ -71,7 +72,7 @@ impl ModelFront {
         };
         let context = request.context.unwrap_or(Prompt::Text(String::new()));
         let (context, query) = self.prompt((context, request.query), &QuerySeparator::NONE, None)?;
-        let shape = self.config.shape(hosts.dtype);
+        let shape = self.config.shape(hosts.kv);
         Ok(auto.alternatives(&PlanRequest {
             context: &context,
             query: if as_session { &[] } else { &query },

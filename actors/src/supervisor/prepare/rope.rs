@@ -21,7 +21,7 @@ impl ModelFront {
 
 #[cfg(test)]
 mod tests {
-    use asterism_kernels::DType;
+    use asterism_kernels::{DType, KvType};
     use asterism_models::{Checkpoint, RopeScaling, TemplateSource};
     use asterism_plan::MethodConfig;
     use serde_json::json;
@@ -32,7 +32,8 @@ mod tests {
         supervisor::{config::ContextHosts, tables::prepared::asked_session::AskedSession},
     };
 
-    const ROPE_TEST_HOSTS: ContextHosts = ContextHosts { count: 2, one_device: true, dtype: DType::F32, speeds: None };
+    const ROPE_TEST_HOSTS: ContextHosts =
+        ContextHosts { count: 2, one_device: true, kv: KvType::computed(DType::F32), speeds: None };
 
     fn front(scaling: RopeScaling) -> ModelFront {
         let mut front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();

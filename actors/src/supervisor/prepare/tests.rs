@@ -1,5 +1,6 @@
 //! What requests come to: the ids of the whole, cut where no question moves a token.
 
+use asterism_kernels::{DType, KvType};
 use asterism_models::{ChatTurn, Checkpoint, Speaker, TemplateSource};
 use serde_json::json;
 
@@ -9,8 +10,7 @@ use crate::{
     supervisor::tables::prepared::text::{Answered, KeptTurn},
 };
 
-const HOSTS: ContextHosts =
-    ContextHosts { count: 4, one_device: true, dtype: asterism_kernels::DType::F32, speeds: None };
+const HOSTS: ContextHosts = ContextHosts { count: 4, one_device: true, kv: KvType::computed(DType::F32), speeds: None };
 
 fn front() -> ModelFront {
     ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()

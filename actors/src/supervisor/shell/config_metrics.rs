@@ -16,7 +16,7 @@ pub fn record_config(config: &SupervisorConfig) {
     let labels = [
         ("cluster", config.cluster.clone()),
         ("model", config.first_model().name.clone()),
-        ("dtype", format!("{:?}", config.first_model().dtype).to_lowercase()),
+        ("dtype", format!("{:?}", config.first_model().kv.computed).to_lowercase()),
         ("method", config.method.name().to_string()),
         ("recovery", format!("{:?}", config.recovery).to_lowercase()),
     ];

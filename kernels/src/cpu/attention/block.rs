@@ -2,9 +2,14 @@
 
 use std::ops::Range;
 
-use super::super::lanes::{Element, Extent, Lanes, LeftOperand, PANEL, RightOperand, Sums, product, store_some};
+use half::bf16;
+
+use super::super::lanes::{
+    Element, Extent, Lanes, LeftOperand, Loaded, PANEL, RightOperand, Sums, product, store_some,
+};
 use super::super::pool::DisjointBuffer;
 use super::cache::{BLOCK_KEYS, Head};
+use super::eight::turn_query;
 use super::sums::{Merged, Raw};
 
 /// Query rows that share a block of keys.
@@ -18,11 +23,12 @@ pub(super) struct Results {
     pub maxima: Option<DisjointBuffer<f32>>,
 }
 
-impl<E: Element> Head<E> {
+impl<E: Loaded> Head<E> {
     /// The block that begins at `token`, a multiple of [`BLOCK_KEYS`], taken for keys `first..`.
     pub(super) fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
         let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
-        Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), first }
+        let scales = [0, 1].map(|which: usize| self.scales[which].as_ptr().wrapping_add(token));
+        Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), scales, first }
     }
 }
 
@@ -37,6 +43,8 @@ pub(super) struct Block<E> {
     pub keys: *const E,
     /// Panels of values, [`BLOCK_KEYS`] rows each.
     pub values: *const E,
+    /// Scales of its keys and of its values, where these are [`Loaded::SCALED`].
+    pub scales: [*const bf16; 2],
     /// Index of the block's first key among those that [`Tile`] counts.
     pub first: usize,
 }
@@ -134,6 +142,11 @@ impl Tile {
         self.block_sum.fill(0.0);
     }
 
+    /// Turns the queries as keys in 8 bits are turned.
+    pub(super) fn turn(&mut self, dim: usize) {
+        self.q.chunks_exact_mut(dim).for_each(turn_query);
+    }
+
     /// Hides keys from all rows, ascending.
     pub(super) fn hide(&mut self, holes: &[Range<usize>]) {
         self.holes.extend_from_slice(holes);
@@ -216,12 +229,13 @@ impl Tile {
         }
     }
 
-    /// Scores one block and turns the scores into weights, with each row's maximum and sum.
+    /// Scores one block and turns the scores into weights, with each row's maximum and sum; where values have scales, weights are
+    /// multiplied with them afterwards.
     ///
     /// # Safety
     /// The block must hold the panels of the keys seen, and `scores` have room for the rows.
     #[inline(always)]
-    pub unsafe fn weigh<L: Lanes, E: Element>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
+    pub unsafe fn weigh<L: Lanes, E: Loaded>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
         let (dim, first, scores) = (sizes.dim, block.first, scores.as_mut_ptr());
         let (maxima, sums) = (self.block_max.as_mut_ptr(), self.block_sum.as_mut_ptr());
         // SAFETY: the queries of the rows are in `q`, maxima and sums have room for all rows; the rest is the caller's promise.
@@ -234,6 +248,11 @@ impl Tile {
                     let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
                     let right = RightOperand { data: block.keys, panel: dim * PANEL, row: PANEL };
                     product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
+                    if E::SCALED {
+                        for row in 0..rows.len() {
+                            scale_keys::<L>(scores.add(row * BLOCK_KEYS), seen, block.scales[0]);
+                        }
+                    }
                     if let Some(cap) = sizes.raw_cap() {
                         for row in 0..rows.len() {
                             bound::<L>(scores.add(row * BLOCK_KEYS), seen, cap);
@@ -252,7 +271,11 @@ impl Tile {
             }
             for (rows, seen) in self.runs(first) {
                 for row in rows {
-                    *sums.add(row) = weights::<L>(scores.add(row * BLOCK_KEYS), seen, *maxima.add(row), sizes.scale());
+                    let scores = scores.add(row * BLOCK_KEYS);
+                    *sums.add(row) = weights::<L>(scores, seen, *maxima.add(row), sizes.scale());
+                    if E::SCALED {
+                        scale_keys::<L>(scores, seen, block.scales[1]);
+                    }
                 }
             }
         }
@@ -263,7 +286,7 @@ impl Tile {
     /// # Safety
     /// As [`Tile::weigh`], which must have gone before; `sums(row)` must have room for the rows from there on.
     #[inline(always)]
-    pub unsafe fn gather<L: Lanes, E: Element, S: Sums>(
+    pub unsafe fn gather<L: Lanes, E: Loaded, S: Sums>(
         &self,
         sizes: Sizes,
         block: &Block<E>,
@@ -286,7 +309,7 @@ impl Tile {
     /// # Safety
     /// As [`Tile::weigh`].
     #[inline(always)]
-    pub unsafe fn attend<L: Lanes, E: Element>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
+    pub unsafe fn attend<L: Lanes, E: Loaded>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
         // SAFETY: the caller's promise; the outputs are the tile's rows.
         unsafe {
             self.weigh::<L, E>(sizes, block, scores);
@@ -338,6 +361,18 @@ impl Sizes {
     #[inline(always)]
     fn raw_cap(&self) -> Option<f32> {
         self.cap.map(|cap| cap * (self.dim as f32).sqrt())
+    }
+}
+
+/// Multiplies what a row has of each key with the scale of the key.
+///
+/// # Safety
+/// As [`largest`], and there must be as many scales.
+#[inline(always)]
+unsafe fn scale_keys<L: Lanes>(row: *mut f32, seen: usize, scales: *const bf16) {
+    for at in (0..seen.next_multiple_of(PANEL)).step_by(L::N) {
+        // SAFETY: the caller's promise; a block is whole panels, and a panel whole vectors.
+        unsafe { L::load(row.add(at)).mul(L::load_bf16(scales.add(at))).store(row.add(at)) }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::super::lanes::{Aligned, Element, PANEL};
+use half::bf16;
+
+use super::super::lanes::{Aligned, Element, Loaded, PANEL};
 use super::super::pool::{DisjointBuffer, Tasks, ThreadPool};
 
 /// Keys that attention takes together.
@@ -19,18 +21,19 @@ pub(in super::super) struct PanelCache<E> {
 }
 
 /// One head. Whatever lies beyond `len` is allocated but means nothing.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(in super::super) struct Head<E> {
     /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
     pub keys: Aligned<E>,
     /// Blocks of [`BLOCK_KEYS`] tokens, each as panels of [`PANEL`] elements, [`BLOCK_KEYS`] rows each.
     pub values: Aligned<E>,
+    /// Of each token, a key's and a value's; none where elements are numbers by themselves.
+    pub scales: [Aligned<bf16>; 2],
 }
 
-impl<E: Element> PanelCache<E> {
+impl<E: Loaded> PanelCache<E> {
     pub(in super::super) fn new(heads: usize, dim: usize) -> Self {
-        let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
-        Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0, cap: None }
+        Self { heads: (0..heads).map(|_| Head::default()).collect(), dim, len: 0, cap: None }
     }
 
     /// Elements of a token's values, padded to whole panels.
@@ -38,6 +41,43 @@ impl<E: Element> PanelCache<E> {
         self.dim.next_multiple_of(PANEL)
     }
 
+    /// Appends the rows of another cache of as many heads of the same size.
+    pub(in super::super) fn extend(&mut self, more: &Self) {
+        assert!(more.heads.len() == self.heads.len() && more.dim == self.dim, "caches of the same shape");
+        let (dim, stride, start) = (self.dim, self.stride(), self.len);
+        self.len += more.len;
+        for (to, from) in self.heads.iter_mut().zip(&more.heads) {
+            to.grow(start + more.len, dim, stride);
+            to.copy(start, from, 0, more.len, [dim, stride]);
+        }
+    }
+
+    /// A copy of rows `start..end`.
+    pub(in super::super) fn rows(&self, start: usize, end: usize) -> Self {
+        let (dim, stride, len) = (self.dim, self.stride(), end - start);
+        let cut = |head: &Head<E>| {
+            let mut cut = Head::default();
+            cut.grow(len, dim, stride);
+            cut.copy_scales(0, head, start, len);
+            for (to, from) in (start..end).enumerate() {
+                for d in 0..dim {
+                    cut.keys[key(to, d, dim)] = head.keys[key(from, d, dim)];
+                    cut.values[value(to, d, stride)] = head.values[value(from, d, stride)];
+                }
+            }
+            cut
+        };
+        Self { heads: self.heads.iter().map(cut).collect(), dim, len, cap: self.cap }
+    }
+
+    /// Bytes held, capacity included.
+    pub(in super::super) fn bytes(&self) -> usize {
+        let scales = |head: &Head<E>| head.scales.iter().map(Aligned::bytes).sum::<usize>();
+        self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes() + scales(head)).sum()
+    }
+}
+
+impl<E: Element> PanelCache<E> {
     /// Appends `tokens` rows of `k, v (heads, tokens, dim)`.
     pub(in super::super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &ThreadPool) {
         let (start, dim, stride) = (self.len, self.dim, self.stride());
@@ -65,34 +105,6 @@ impl<E: Element> PanelCache<E> {
         });
     }
 
-    /// Appends the rows of another cache of as many heads of the same size.
-    pub(in super::super) fn extend(&mut self, more: &Self) {
-        assert!(more.heads.len() == self.heads.len() && more.dim == self.dim, "caches of the same shape");
-        let (dim, stride, start) = (self.dim, self.stride(), self.len);
-        self.len += more.len;
-        for (to, from) in self.heads.iter_mut().zip(&more.heads) {
-            to.grow(start + more.len, dim, stride);
-            to.copy(start, from, 0, more.len, [dim, stride]);
-        }
-    }
-
-    /// A copy of rows `start..end`.
-    pub(in super::super) fn rows(&self, start: usize, end: usize) -> Self {
-        let (dim, stride, len) = (self.dim, self.stride(), end - start);
-        let cut = |head: &Head<E>| {
-            let mut cut = Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
-            cut.grow(len, dim, stride);
-            for (to, from) in (start..end).enumerate() {
-                for d in 0..dim {
-                    cut.keys[key(to, d, dim)] = head.keys[key(from, d, dim)];
-                    cut.values[value(to, d, stride)] = head.values[value(from, d, stride)];
-                }
-            }
-            cut
-        };
-        Self { heads: self.heads.iter().map(cut).collect(), dim, len, cap: self.cap }
-    }
-
     /// Keys, then values, `(heads, tokens, dim)`.
     pub(in super::super) fn unpack(&self) -> [Vec<E>; 2] {
         let (dim, stride, size) = (self.dim, self.stride(), self.heads.len() * self.len * self.dim);
@@ -116,17 +128,12 @@ impl<E: Element> PanelCache<E> {
         mean.iter_mut().for_each(|sum| *sum /= count);
         mean
     }
-
-    /// Bytes held, capacity included.
-    pub(in super::super) fn bytes(&self) -> usize {
-        self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes()).sum()
-    }
 }
 
-impl<E: Element> Head<E> {
+impl<E: Loaded> Head<E> {
     /// Room for one block.
     pub(in super::super) fn block(dim: usize, stride: usize) -> Self {
-        let mut head = Self { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+        let mut head = Self::default();
         head.grow(BLOCK_KEYS, dim, stride);
         head
     }
@@ -140,6 +147,7 @@ impl<E: Element> Head<E> {
         count: usize,
         [dim, stride]: [usize; 2],
     ) {
+        self.copy_scales(at, source, start, count);
         let mut done = 0;
         while done < count {
             let (from, to) = (start + done, at + done);
@@ -165,19 +173,30 @@ impl<E: Element> Head<E> {
         }
     }
 
-    fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (DisjointBuffer<E>, DisjointBuffer<E>) {
+    fn copy_scales(&mut self, at: usize, source: &Self, start: usize, count: usize) {
+        if E::SCALED {
+            for (to, from) in self.scales.iter_mut().zip(&source.scales) {
+                to[at..at + count].copy_from_slice(&from[start..start + count]);
+            }
+        }
+    }
+
+    pub(super) fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (DisjointBuffer<E>, DisjointBuffer<E>) {
         self.keys.grow(len.next_multiple_of(PANEL) * dim);
         self.values.grow(len.next_multiple_of(BLOCK_KEYS) * stride);
+        if E::SCALED {
+            self.scales.iter_mut().for_each(|scales| scales.grow(len.next_multiple_of(BLOCK_KEYS)));
+        }
         (DisjointBuffer::new(&mut self.keys), DisjointBuffer::new(&mut self.values))
     }
 }
 
 /// Where element `d` of key `token` lies.
-fn key(token: usize, d: usize, dim: usize) -> usize {
+pub(super) fn key(token: usize, d: usize, dim: usize) -> usize {
     (token / PANEL * dim + d) * PANEL + token % PANEL
 }
 
 /// Where element `d` of value `token` lies.
-fn value(token: usize, d: usize, stride: usize) -> usize {
+pub(super) fn value(token: usize, d: usize, stride: usize) -> usize {
     token / BLOCK_KEYS * BLOCK_KEYS * stride + d / PANEL * BLOCK_KEYS * PANEL + token % BLOCK_KEYS * PANEL + d % PANEL
 }

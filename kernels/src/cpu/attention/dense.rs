@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::super::compute::Compute;
-use super::super::lanes::{Element, Kernel, Lanes};
+use super::super::lanes::{Element, Kernel, Lanes, Loaded};
 use super::super::pool::{DisjointBuffer, Tasks, filled};
 use super::block::{Block, LiveBlocks, Results, Sizes, TILE_ROWS, Tile, Visibility};
 use super::cache::{BLOCK_KEYS, PanelCache};
@@ -17,8 +17,8 @@ use crate::reference::AttentionShape;
 const SPLIT_ROWS: usize = 12;
 
 /// One call: `q (query heads, queries, dim)`.
-pub(in super::super) struct CpuAttentionCall<'a, E> {
-    pub q: &'a [E],
+pub(in super::super) struct CpuAttentionCall<'a, Q, E> {
+    pub q: &'a [Q],
     pub cache: &'a PanelCache<E>,
     pub shape: AttentionShape,
     /// Keys that no row sees, ascending.
@@ -32,7 +32,7 @@ struct Piece {
     rows: Range<usize>,
 }
 
-impl<E: Element> CpuAttentionCall<'_, E> {
+impl<Q: Element, E: Loaded> CpuAttentionCall<'_, Q, E> {
     /// Output `(query heads, queries, dim)` and log-sum-exp `(query heads, queries)`.
     pub(in super::super) fn run(self, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
         let rows = self.shape.heads.query * self.shape.queries;
@@ -107,6 +107,9 @@ impl<E: Element> CpuAttentionCall<'_, E> {
             hidden: self.shape.hidden(row % queries),
         };
         tile.start(&self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim], piece.rows.clone().map(sight));
+        if E::SCALED {
+            tile.turn(dim);
+        }
         tile.hide(self.holes);
     }
 
@@ -157,15 +160,15 @@ fn partial_size(stride: usize) -> usize {
     SPLIT_ROWS * (2 + stride)
 }
 
-struct Whole<'a, E> {
-    call: &'a CpuAttentionCall<'a, E>,
+struct Whole<'a, Q, E> {
+    call: &'a CpuAttentionCall<'a, Q, E>,
     piece: &'a Piece,
     result: &'a Results,
     tile: &'a mut Tile,
     scores: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Whole<'_, E> {
+impl<Q: Element, E: Loaded> Kernel for Whole<'_, Q, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { call, piece, result, tile, scores } = self;
@@ -179,8 +182,8 @@ impl<E: Element> Kernel for Whole<'_, E> {
     }
 }
 
-struct CacheBlocks<'a, E> {
-    call: &'a CpuAttentionCall<'a, E>,
+struct CacheBlocks<'a, Q, E> {
+    call: &'a CpuAttentionCall<'a, Q, E>,
     piece: &'a Piece,
     live: &'a LiveBlocks,
     /// Which of the live blocks.
@@ -191,7 +194,7 @@ struct CacheBlocks<'a, E> {
     scores: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for CacheBlocks<'_, E> {
+impl<Q: Element, E: Loaded> Kernel for CacheBlocks<'_, Q, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { call, piece, live, part, partials, tile, scores } = self;
@@ -213,8 +216,8 @@ impl<E: Element> Kernel for CacheBlocks<'_, E> {
     }
 }
 
-struct Collect<'a, E> {
-    call: &'a CpuAttentionCall<'a, E>,
+struct Collect<'a, Q, E> {
+    call: &'a CpuAttentionCall<'a, Q, E>,
     piece: &'a Piece,
     /// Those of the live blocks.
     partials: &'a mut [f32],
@@ -222,7 +225,7 @@ struct Collect<'a, E> {
     tile: &'a mut Tile,
 }
 
-impl<E: Element> Kernel for Collect<'_, E> {
+impl<Q: Element, E: Loaded> Kernel for Collect<'_, Q, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { call, piece, partials, result, tile } = self;

@@ -13,7 +13,7 @@ use super::super::lanes::Element;
 use super::super::pool::{DisjointBuffer, Tasks};
 use super::super::tensor::{CpuTensor, cube, elements, tensor};
 use crate::reference::AttentionShape;
-use crate::{DType, Heads, KernelError, Mask, Partial};
+use crate::{DType, Heads, KernelError, KvFormat, KvType, Mask, Partial};
 
 /// Keys and values of one layer. A clone shares them until one of the two grows.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ enum Store {
     F32(Arc<PanelCache<f32>>),
     Bf16(Arc<PanelCache<bf16>>),
     Tiles(Arc<amx::AmxCache>),
+    /// In 8 bits, beside the type that they were computed in.
+    Eight(Arc<PanelCache<i8>>, DType),
 }
 
 /// A cache in panels.
@@ -40,10 +42,7 @@ impl CpuKv {
         dtype: DType,
         compute: &Compute,
     ) -> Result<Self, KernelError> {
-        let (heads, _, dim) = cube("kv", k)?;
-        if heads == 0 || dim == 0 {
-            return Err(KernelError::shape("kv", "at least one head of one element", &[k.dims()]));
-        }
+        let [heads, dim] = heads_of(k)?;
         let mut kv = Self(match dtype {
             DType::F32 => Store::F32(Arc::new(PanelCache::new(heads, dim))),
             _ if compute.set == KernelSet::Amx && dim.is_multiple_of(16) => {
@@ -55,8 +54,61 @@ impl CpuKv {
         Ok(kv)
     }
 
+    /// The same as they are kept.
+    pub(in super::super) fn kept(
+        k: &CpuTensor,
+        v: &CpuTensor,
+        of: KvType,
+        compute: &Compute,
+    ) -> Result<Self, KernelError> {
+        if of.kept == KvFormat::Computed {
+            return Self::new(k, v, of.computed, compute);
+        }
+        let [heads, dim] = heads_of(k)?;
+        let mut kv = Self(Store::Eight(Arc::new(PanelCache::new(heads, dim)), of.computed));
+        kv.append(k, v, compute)?;
+        Ok(kv)
+    }
+
+    /// A cache of `(kv heads, t, dim)` in 8 bits, of bytes as [`CpuKv::raw`] gives them.
+    pub(in super::super) fn of_raw(
+        shape: [usize; 3],
+        raw: [&[&[u8]]; 2],
+        computed: DType,
+    ) -> Result<Self, KernelError> {
+        let [keys, values] = raw.map(|pieces| pieces.concat());
+        let cache = PanelCache::of_raw(shape, [&keys, &values]).ok_or_else(|| {
+            let bytes = KvType { computed, kept: KvFormat::Q8 }.row_bytes(shape[2]) * shape[0] * shape[1];
+            KernelError::shape("upload_kept", format!("{bytes} bytes each"), &[&[keys.len()], &[values.len()]])
+        })?;
+        Ok(Self(Store::Eight(Arc::new(cache), computed)))
+    }
+
+    /// Keys, then values, as they lie, where they are in 8 bits.
+    pub(in super::super) fn raw(&self) -> Option<Vec<u8>> {
+        match &self.0 {
+            Store::Eight(cache, _) => Some(cache.raw()),
+            _ => None,
+        }
+    }
+
+    /// In compute type, as attention reads them.
+    pub(in super::super) fn widened(&self, compute: &Compute) -> Result<Self, KernelError> {
+        let Store::Eight(cache, computed) = &self.0 else { return Ok(self.clone()) };
+        let [k, v] = self.tensors(compute)?;
+        let wide = Self::new(&k, &v, *computed, compute)?;
+        Ok(match cache.cap {
+            Some(cap) => wide.capped(cap, compute),
+            None => wide,
+        })
+    }
+
     /// The same with bounded scores, in panels: tile products have no bound.
-    pub(in super::super) fn capped(self, cap: f32, compute: &Compute) -> Self {
+    pub(in super::super) fn capped(mut self, cap: f32, compute: &Compute) -> Self {
+        if let Store::Eight(cache, _) = &mut self.0 {
+            Arc::make_mut(cache).cap = Some(cap);
+            return self;
+        }
         let panels = self.panels(compute);
         drop(self);
         Self(match panels {
@@ -87,6 +139,8 @@ impl CpuKv {
         match &mut self.0 {
             Store::F32(cache) => append(cache, k, v, compute),
             Store::Bf16(cache) => append(cache, k, v, compute),
+            Store::Eight(cache, DType::F32) => keep::<f32>(cache, k, v, compute),
+            Store::Eight(cache, _) => keep::<bf16>(cache, k, v, compute),
             Store::Tiles(cache) => {
                 let (k, v) = (elements::<bf16>("kv", k)?, elements::<bf16>("kv", v)?);
                 let run = |count: usize, work: &(dyn Fn(usize) + Sync)| {
@@ -98,13 +152,21 @@ impl CpuKv {
         }
     }
 
-    /// Appends the rows of another cache.
-    pub(in super::super) fn extend(&mut self, more: &Self) -> Result<(), KernelError> {
+    /// Appends the rows of another cache, which is kept alike, or in 8 bits where this is in compute type.
+    pub(in super::super) fn extend(&mut self, more: &Self, compute: &Compute) -> Result<(), KernelError> {
         let (expected, got) = ([self.heads(), self.dim()], [more.heads(), more.dim()]);
         match (&mut self.0, &more.0) {
             (Store::F32(cache), Store::F32(more)) if expected == got => Arc::make_mut(cache).extend(more),
             (Store::Bf16(cache), Store::Bf16(more)) if expected == got => Arc::make_mut(cache).extend(more),
             (Store::Tiles(cache), Store::Tiles(more)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::Eight(cache, _), Store::Eight(more, _)) if expected == got => Arc::make_mut(cache).extend(more),
+            (Store::F32(_), Store::Eight(_, DType::F32))
+            | (Store::Bf16(_) | Store::Tiles(_), Store::Eight(_, DType::Bf16))
+                if expected == got =>
+            {
+                let [k, v] = more.tensors(compute)?;
+                self.append(&k, &v, compute)?;
+            }
             _ => {
                 let [heads, dim] = expected;
                 let expected = format!("a cache of the same type of ({heads}, t, {dim})");
@@ -126,6 +188,7 @@ impl CpuKv {
             Store::F32(cache) => Arc::make_mut(cache).len = len,
             Store::Bf16(cache) => Arc::make_mut(cache).len = len,
             Store::Tiles(cache) => Arc::make_mut(cache).truncate(len),
+            Store::Eight(cache, _) => Arc::make_mut(cache).len = len,
         }
         Ok(())
     }
@@ -140,11 +203,12 @@ impl CpuKv {
             Store::F32(cache) => Store::F32(Arc::new(cache.rows(start, end))),
             Store::Bf16(cache) => Store::Bf16(Arc::new(cache.rows(start, end))),
             Store::Tiles(cache) => Store::Tiles(Arc::new(cache.rows(start, end))),
+            Store::Eight(cache, computed) => Store::Eight(Arc::new(cache.rows(start, end)), *computed),
         }))
     }
 
-    /// Keys, then values, `(kv heads, t, dim)`.
-    pub(in super::super) fn tensors(&self) -> Result<[CpuTensor; 2], KernelError> {
+    /// Keys, then values, `(kv heads, t, dim)` in compute type.
+    pub(in super::super) fn tensors(&self, compute: &Compute) -> Result<[CpuTensor; 2], KernelError> {
         let shape = [self.heads(), self.len(), self.dim()];
         match &self.0 {
             Store::F32(cache) => row_by_row(shape, cache.unpack()),
@@ -153,6 +217,8 @@ impl CpuKv {
                 let heads: Vec<_> = (0..cache.heads()).map(|head| cache.unpack(head)).collect();
                 row_by_row(shape, joined(&heads))
             }
+            Store::Eight(cache, DType::F32) => row_by_row(shape, cache.widened::<f32>(compute)),
+            Store::Eight(cache, _) => row_by_row(shape, cache.widened::<bf16>(compute)),
         }
     }
 
@@ -161,6 +227,7 @@ impl CpuKv {
             Store::F32(cache) => cache.len,
             Store::Bf16(cache) => cache.len,
             Store::Tiles(cache) => cache.len(),
+            Store::Eight(cache, _) => cache.len,
         }
     }
 
@@ -169,6 +236,7 @@ impl CpuKv {
             Store::F32(cache) => cache.bytes(),
             Store::Bf16(cache) => cache.bytes(),
             Store::Tiles(cache) => cache.bytes(),
+            Store::Eight(cache, _) => cache.bytes(),
         }
     }
 
@@ -208,8 +276,18 @@ impl CpuKv {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            Store::F32(cache) => CpuAttentionCall { q: elements("attention", q)?, cache, shape, holes }.run(compute),
-            Store::Bf16(cache) => CpuAttentionCall { q: elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::F32(cache) => {
+                CpuAttentionCall { q: elements::<f32>("attention", q)?, cache, shape, holes }.run(compute)
+            }
+            Store::Bf16(cache) => {
+                CpuAttentionCall { q: elements::<bf16>("attention", q)?, cache, shape, holes }.run(compute)
+            }
+            Store::Eight(cache, DType::F32) => {
+                CpuAttentionCall { q: elements::<f32>("attention", q)?, cache, shape, holes }.run(compute)
+            }
+            Store::Eight(cache, _) => {
+                CpuAttentionCall { q: elements::<bf16>("attention", q)?, cache, shape, holes }.run(compute)
+            }
             Store::Tiles(cache) => {
                 let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
                 let rows = elements::<bf16>("attention", q)?;
@@ -242,6 +320,13 @@ impl CpuKv {
                 cache.append(&k, &v, tokens, &compute.pool);
                 Panels::Bf16(Arc::new(cache))
             }
+            Store::Eight(cache, computed) => {
+                let (cap, heads, tokens) = (cache.cap, cache.heads.len(), cache.len);
+                match computed {
+                    DType::F32 => Panels::F32(laid(cache.widened(compute), [heads, tokens, cache.dim], cap, compute)),
+                    _ => Panels::Bf16(laid(cache.widened(compute), [heads, tokens, cache.dim], cap, compute)),
+                }
+            }
         }
     }
 
@@ -258,6 +343,7 @@ impl CpuKv {
             Store::F32(cache) => cache.heads.len(),
             Store::Bf16(cache) => cache.heads.len(),
             Store::Tiles(cache) => cache.heads(),
+            Store::Eight(cache, _) => cache.heads.len(),
         }
     }
 
@@ -266,6 +352,7 @@ impl CpuKv {
             Store::F32(cache) => cache.dim,
             Store::Bf16(cache) => cache.dim,
             Store::Tiles(cache) => cache.dim(),
+            Store::Eight(cache, _) => cache.dim,
         }
     }
 }
@@ -277,6 +364,39 @@ fn row_by_row<E: Element>(shape: [usize; 3], [k, v]: [Vec<E>; 2]) -> Result<[Cpu
 /// Keys, then values, of all heads.
 fn joined(heads: &[[Vec<bf16>; 2]]) -> [Vec<bf16>; 2] {
     [0, 1].map(|which| heads.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat())
+}
+
+/// Heads, and elements of one, of keys `(kv heads, t, dim)`.
+fn heads_of(k: &CpuTensor) -> Result<[usize; 2], KernelError> {
+    let (heads, _, dim) = cube("kv", k)?;
+    if heads == 0 || dim == 0 {
+        return Err(KernelError::shape("kv", "at least one head of one element", &[k.dims()]));
+    }
+    Ok([heads, dim])
+}
+
+/// Keys and values `(heads, tokens, dim)` in panels.
+fn laid<E: Element>(
+    [k, v]: [Vec<E>; 2],
+    [heads, tokens, dim]: [usize; 3],
+    cap: Option<f32>,
+    compute: &Compute,
+) -> Arc<PanelCache<E>> {
+    let mut cache = PanelCache::new(heads, dim);
+    cache.append(&k, &v, tokens, &compute.pool);
+    cache.cap = cap;
+    Arc::new(cache)
+}
+
+fn keep<E: Element>(
+    cache: &mut Arc<PanelCache<i8>>,
+    k: &CpuTensor,
+    v: &CpuTensor,
+    compute: &Compute,
+) -> Result<(), KernelError> {
+    let (k_values, v_values) = (elements::<E>("kv", k)?, elements::<E>("kv", v)?);
+    Arc::make_mut(cache).keep(k_values, v_values, k.dims()[1], compute);
+    Ok(())
 }
 
 fn append<E: Element>(

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use super::vector::Element;
+use super::vector::Loaded;
 
 /// `len` elements, zero where nothing was written.
 #[derive(Clone, Default)]
@@ -17,7 +17,7 @@ pub struct Aligned<E> {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-impl<E: Element> Aligned<E> {
+impl<E: Loaded> Aligned<E> {
     pub fn zeroed(len: usize) -> Self {
         let lines = vec![Line([0; 64]); (len * size_of::<E>()).div_ceil(64)];
         Self { lines, len, element: PhantomData }
@@ -39,7 +39,7 @@ impl<E: Element> Aligned<E> {
     }
 }
 
-impl<E: Element> Deref for Aligned<E> {
+impl<E: Loaded> Deref for Aligned<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
@@ -48,7 +48,7 @@ impl<E: Element> Deref for Aligned<E> {
     }
 }
 
-impl<E: Element> DerefMut for Aligned<E> {
+impl<E: Loaded> DerefMut for Aligned<E> {
     fn deref_mut(&mut self) -> &mut [E] {
         // SAFETY: as in `deref`, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }

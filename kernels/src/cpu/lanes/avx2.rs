@@ -84,6 +84,11 @@ impl Lanes for Avx2 {
         Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)) })
     }
     #[inline(always)]
+    unsafe fn load_codes(from: *const i8) -> Self {
+        // SAFETY: the caller's promise: eight bytes.
+        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_ps(to, self.0) }

@@ -76,6 +76,11 @@ impl Lanes for Avx512 {
         Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)) })
     }
     #[inline(always)]
+    unsafe fn load_codes(from: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { _mm512_storeu_ps(to, self.0) }

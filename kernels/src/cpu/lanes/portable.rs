@@ -80,6 +80,11 @@ impl Lanes for PortableLanes {
         Self(lanes)
     }
     #[inline(always)]
+    unsafe fn load_codes(from: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { from.cast::<[i8; 8]>().read() }.map(f32::from))
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { to.cast::<[f32; 8]>().write(self.0) }

@@ -1,7 +1,7 @@
 //! The register-tiled inner product that linear layers and attention share. Each element of a result is summed over `k` in
 //! order, whatever rows and columns stand beside it, so that the shape of a call changes no bit.
 
-use super::vector::{Element, Lanes, PANEL, fetch_ahead};
+use super::vector::{Lanes, Loaded, PANEL, fetch_ahead};
 
 /// Rows up to which the right operand takes longer to come from memory than to be multiplied. The next panels are asked for
 /// meanwhile where panels are [`SHORT_PANEL`]: those the processor does not foresee, since it looks no further than a page.
@@ -50,7 +50,7 @@ pub trait Sums {
 /// # Safety
 /// The operands must cover `extent`, and `sums` be fit for every tile of it.
 #[inline(always)]
-pub unsafe fn product<L: Lanes, E: Element, S: Sums>(
+pub unsafe fn product<L: Lanes, E: Loaded, S: Sums>(
     extent: Extent,
     left: LeftOperand,
     right: RightOperand<E>,
@@ -73,7 +73,7 @@ pub unsafe fn product<L: Lanes, E: Element, S: Sums>(
 
 /// One column of tiles `V` vectors wide; returns its panels.
 #[inline(always)]
-unsafe fn columns<L: Lanes, E: Element, S: Sums, const V: usize>(
+unsafe fn columns<L: Lanes, E: Loaded, S: Sums, const V: usize>(
     extent: Extent,
     panel: usize,
     left: LeftOperand,
@@ -102,7 +102,7 @@ unsafe fn columns<L: Lanes, E: Element, S: Sums, const V: usize>(
 }
 
 #[inline(always)]
-unsafe fn tile<L: Lanes, E: Element, S: Sums, const R: usize, const V: usize>(
+unsafe fn tile<L: Lanes, E: Loaded, S: Sums, const R: usize, const V: usize>(
     k: usize,
     (row, column): (usize, usize),
     left: LeftOperand,

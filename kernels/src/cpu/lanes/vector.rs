@@ -36,6 +36,9 @@ pub trait Lanes: Copy {
     /// As [`Lanes::load`].
     unsafe fn load_bf16(from: *const bf16) -> Self;
     /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load_codes(from: *const i8) -> Self;
+    /// # Safety
     /// `to` must be writable for `N` elements.
     unsafe fn store(self, to: *mut f32);
     /// Rounds to nearest, ties to even.
@@ -81,14 +84,51 @@ pub fn fetch_ahead<E>(at: *const E) {
     let _ = at;
 }
 
+/// What kernels load into vectors: elements, or the codes of 8-bit keys and values.
+pub trait Loaded: Copy + Default + Send + Sync + 'static {
+    /// Whether what is loaded stands for numbers only together with a scale.
+    const SCALED: bool;
+
+    /// # Safety
+    /// `from` must be readable for `L::N` of them.
+    unsafe fn load<L: Lanes>(from: *const Self) -> L;
+}
+
+impl Loaded for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const i8) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_codes(from) }
+    }
+}
+
+impl Loaded for f32 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const f32) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(from) }
+    }
+}
+
+impl Loaded for bf16 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const bf16) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_bf16(from) }
+    }
+}
+
 /// What matrices are stored in: f32, or bf16 that kernels widen as they load.
-pub trait Element: Copy + Default + Send + Sync + 'static {
+pub trait Element: Loaded {
     /// The type, named.
     const DTYPE: DType;
 
-    /// # Safety
-    /// `from` must be readable for `L::N` elements.
-    unsafe fn load<L: Lanes>(from: *const Self) -> L;
     /// # Safety
     /// `to` must be writable for `L::N` elements.
     unsafe fn store<L: Lanes>(to: *mut Self, lanes: L);
@@ -101,11 +141,6 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
 
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const f32) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { L::load(from) }
-    }
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut f32, lanes: L) {
         // SAFETY: the caller's promise.
@@ -128,11 +163,6 @@ impl Element for f32 {
 impl Element for bf16 {
     const DTYPE: DType = DType::Bf16;
 
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const bf16) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { L::load_bf16(from) }
-    }
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut bf16, lanes: L) {
         // SAFETY: the caller's promise.

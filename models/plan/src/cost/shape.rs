@@ -23,8 +23,11 @@ pub struct ModelShape {
     pub intermediate: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
-    /// Bytes of an element of a cached key or value, and of a query, key or value on the wire.
+    /// Bytes of an element of a query, key or value as it is computed, and on the wire.
     pub kv_bytes_per_element: usize,
+    /// Bytes of a kept key, or value, of one token of a head; 0 where its elements are kept as they are computed.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub kept_row_bytes: usize,
     /// How its rotary frequencies depend on the length of the sequence.
     #[serde(default, skip_serializing_if = "RopeLength::is_fixed")]
     pub rope: RopeLength,
@@ -60,6 +63,7 @@ impl ModelShape {
         intermediate: 256,
         vocab: 512,
         kv_bytes_per_element: 4,
+        kept_row_bytes: 0,
         rope: RopeLength::Any,
         windowed_layers: 0,
         window: 0,
@@ -72,7 +76,15 @@ impl ModelShape {
 
     /// Bytes of KV that one token keeps over all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes_per_element) as u64
+        match self.kept_row_bytes {
+            0 => self.layers as u64 * self.layer_kv_bytes(),
+            row => (2 * self.layers * self.kv_heads * row) as u64,
+        }
+    }
+
+    /// Bytes of one token's keys and values in one layer, as shards pass them to each other.
+    pub fn layer_kv_bytes(&self) -> u64 {
+        (2 * self.kv_heads * self.head_dim * self.kv_bytes_per_element) as u64
     }
 
     /// Floating-point operations of one token through the linear parts of all layers: projections and MLP.

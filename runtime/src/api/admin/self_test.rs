@@ -17,6 +17,7 @@ use asterism_actors::{
     metric,
     supervisor::{AdmissionClosed, ModelFront, Supervisor},
 };
+use asterism_kernels::KvFormat;
 use tokio::runtime::Handle;
 
 use crate::{
@@ -228,7 +229,8 @@ impl SelfTest {
 }
 
 fn rules_of(model: &Model) -> CheckRules {
-    CheckRules { finds: model.path.is_none() && model.random.is_none(), rounds: model.dtype != DType::F32 }
+    let rounds = model.dtype != DType::F32 || model.kept != KvFormat::Computed;
+    CheckRules { finds: model.path.is_none() && model.random.is_none(), rounds }
 }
 
 fn record_closed(closed: bool) {

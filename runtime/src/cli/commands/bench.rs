@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{DeviceGroup, KernelChoice};
+use asterism_kernels::{DeviceGroup, KernelChoice, KvFormat};
 #[cfg(feature = "cuda")]
 use asterism_models::DecoderParts;
 use asterism_models::{Checkpoint, ModelConfig, ModelError};
@@ -165,7 +165,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
 fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
     let given = BenchTarget::of(&args.machine, (&args.device, args.hosts), cluster.as_ref());
-    let (dtype, threads, kernels) = (given.dtype, given.threads, args.machine.kernels);
+    let (numbers, threads, kernels) = ((given.dtype, given.kept()), given.threads, args.machine.kernels);
     if given.devices.iter().any(|device| (*device == Device::Cpu) != (given.devices[0] == Device::Cpu)) {
         return Err(
             CliError::usage("--device mixes cpu and GPUs").hint("name GPUs only, such as --device cuda:0,cuda:1")
@@ -173,11 +173,12 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
     }
     match (given.devices[0], given.shared.clone()) {
         (Device::Cpu, None) => {
-            phases::run(globals, args, phase, (given, |_, _| checkpoint::cpu(dtype, threads, kernels)))
+            phases::run(globals, args, phase, (given, |_, _| checkpoint::cpu(numbers, threads, kernels)))
         }
         (Device::Cpu, Some(shared)) => {
             let open = |_, shape: &ModelConfig| {
-                let cpu = |_: &Device| checkpoint::cpu(dtype, (threads / shared.count()).max(1), kernels).map(Arc::new);
+                let cpu =
+                    |_: &Device| checkpoint::cpu(numbers, (threads / shared.count()).max(1), kernels).map(Arc::new);
                 let cpus = shared.all().iter().map(cpu).collect::<Result<_, _>>()?;
                 Ok(DeviceGroup::new(cpus, shape.heads)?)
             };
@@ -212,9 +213,9 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
 fn attention(globals: &Globals, args: &attention::AttentionArgs) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
     let given = BenchTarget::of(&args.machine, (args.device.as_slice(), None), cluster.as_ref());
-    let (dtype, threads, kernels) = (given.dtype, given.threads, args.machine.kernels);
+    let (numbers, threads, kernels) = ((given.dtype, given.kept()), given.threads, args.machine.kernels);
     match given.devices[0] {
-        Device::Cpu => attention::run(globals, args, &given, |_| checkpoint::cpu(dtype, threads, kernels)),
+        Device::Cpu => attention::run(globals, args, &given, |_| checkpoint::cpu(numbers, threads, kernels)),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => attention::run(globals, args, &given, |device| gpu(device, given.numbers())),
         #[cfg(not(feature = "cuda"))]
@@ -275,6 +276,14 @@ impl<'a> BenchTarget<'a> {
             (None, Some(cluster)) => checkpoint::checkpoint_of(&cluster.model),
             (folder, _) => checkpoint::checkpoint(folder),
         }
+    }
+
+    /// How keys and values are kept.
+    fn kept(&self) -> KvFormat {
+        let own = |cluster: &&Cluster| {
+            self.devices[0] == Device::Cpu && self.shared.is_none() && cluster.model.kept != KvFormat::Computed
+        };
+        self.cluster.filter(own).map_or(KvFormat::Computed, |cluster| cluster.model.kept)
     }
 
     /// What linear layers compute in, if not in the type of the rest.

@@ -10,7 +10,7 @@ use serde::{
 
 use super::{
     device::Device,
-    numbers::{DType, LinearType},
+    numbers::{DType, KvDType, LinearType},
 };
 
 /// `[model]`, or one of several `[[model]]`
@@ -33,6 +33,9 @@ pub struct ModelSection {
     /// What linear layers but the output head are computed in. Absent: `dtype`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub linear: Option<LinearType>,
+    /// What keys and values are kept in. Absent: `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_dtype: Option<KvDType>,
     /// Longest context accepted. Absent: what the model was trained for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_context_tokens: Option<usize>,
@@ -73,6 +76,7 @@ impl Default for ModelSection {
             device: Device::Cpu,
             dtype: DType::F32,
             linear: None,
+            kv_dtype: None,
             max_context_tokens: None,
             query_separator: QuerySeparator::default(),
             template_date: None,

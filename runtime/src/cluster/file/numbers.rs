@@ -13,6 +13,16 @@ pub enum DType {
     Bf16,
 }
 
+/// What keys and values are kept in, where that is not the model's element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDType {
+    /// 8-bit integers on CPUs, with a scale for each token of a head.
+    Q8,
+    /// 8-bit floats, which this version has no kernels for: refused by name.
+    Fp8,
+}
+
 /// What linear layers are computed in, where that is not the model's element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

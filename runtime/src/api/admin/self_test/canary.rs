@@ -6,7 +6,7 @@ use asterism_actors::{
     api::{JobRequest, Prompt},
     supervisor::{ContextHosts, ModelFront, Source},
 };
-use asterism_kernels::DType;
+use asterism_kernels::{DType, KvType};
 use asterism_plan::{MethodConfig, methods::DenseConfig};
 
 use crate::eval::{self, Task};
@@ -20,7 +20,8 @@ const SEED: u64 = 7;
 /// Most tokens of an answer: a number of seven digits, and no more than that needs.
 const CANARY_TOKENS: usize = 8;
 /// Preparing a canary needs no more.
-const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_device: true, dtype: DType::F32, speeds: None };
+const ONE_HOST: ContextHosts =
+    ContextHosts { count: 1, one_device: true, kv: KvType::computed(DType::F32), speeds: None };
 
 /// A context, a question, and what an answer must hold.
 #[derive(Clone, Debug)]

@@ -317,7 +317,12 @@ mod tests {
 
     #[test]
     fn what_differs_from_the_reference_is_not_timed() {
-        let cpu = crate::processes::checkpoint::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
+        let cpu = crate::processes::checkpoint::cpu(
+            (crate::cluster::file::DType::F32, Default::default()),
+            1,
+            Default::default(),
+        )
+        .unwrap();
         let mut operands = Operands::new(&cpu, HEADS, PERIOD + 40).unwrap();
         let cases = [
             AttentionCase { mask: "causal", rows: PERIOD + 40, tokens: PERIOD + 40 },

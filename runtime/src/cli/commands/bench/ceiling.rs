@@ -74,7 +74,12 @@ mod tests {
 
     #[test]
     fn a_ceiling_is_of_a_product_that_takes_long_enough() {
-        let cpu = crate::processes::checkpoint::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
+        let cpu = crate::processes::checkpoint::cpu(
+            (crate::cluster::file::DType::F32, Default::default()),
+            1,
+            Default::default(),
+        )
+        .unwrap();
         let ceiling = of(&cpu).unwrap();
         let seconds = 2.0 * (ceiling.product_size as f64).powi(3) / ceiling.product_flops_per_s;
         assert!(seconds >= LONG_ENOUGH_S || ceiling.product_size == LAST, "{ceiling:?}");

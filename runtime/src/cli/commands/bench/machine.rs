@@ -178,7 +178,12 @@ mod tests {
     #[test]
     #[ignore = "the child of the_peak_of_a_process_follows_what_it_allocates"]
     fn the_peak_of_this_process_follows_what_it_allocates() {
-        let cpu = crate::processes::checkpoint::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
+        let cpu = crate::processes::checkpoint::cpu(
+            (crate::cluster::file::DType::F32, Default::default()),
+            1,
+            Default::default(),
+        )
+        .unwrap();
         // What is allocated last stays, so that the allocator does not give back of itself what lies before it.
         let mut stays = Vec::new();
         let mut peak_with = |bytes: usize| {

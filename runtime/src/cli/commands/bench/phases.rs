@@ -272,7 +272,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     }
 
     fn shape(&self) -> ModelShape {
-        self.decoders[0].config().shape(self.backend().kv_dtype())
+        self.decoders[0].config().shape(self.backend().kv_type())
     }
 
     /// Bytes of the weights that a step reads: all but the table, of which it reads a row.

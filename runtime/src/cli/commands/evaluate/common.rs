@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use asterism_actors::api::JobRequest;
+use asterism_kernels::KvFormat;
 use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 
@@ -17,6 +18,7 @@ pub(crate) const EMBEDDED: Model = Model {
     path: None,
     random: None,
     linear: None,
+    kept: KvFormat::Computed,
     dtype: DType::F32,
     max_context_tokens: None,
     heads: BTreeMap::new(),

@@ -41,11 +41,11 @@ impl Oracle {
             |error: ModelError| CliError::usage(error).hint("the oracle computes in this process: leave --oracle out");
         let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let load = || {
-            let backend = Arc::new(checkpoint::cpu(model.dtype, threads, KernelChoice::Auto)?);
+            let backend = Arc::new(checkpoint::cpu((model.dtype, model.kept), threads, KernelChoice::Auto)?);
             Decoder::load(backend, &checkpoint::checkpoint_of(&model)?, DecoderParts::All)
         };
         let decoder = load().map_err(unusable)?;
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         Ok(Self { front, decoder, shape, hosts: hosts.max(1) })
     }
 
@@ -134,11 +134,13 @@ mod tests {
     #[test]
     fn the_oracle_answers_from_what_dense_attention_looks_at() {
         let front = TokenCounter::embedded().unwrap();
-        let backend = Arc::new(crate::processes::checkpoint::cpu(EMBEDDED.dtype, 2, KernelChoice::Auto).unwrap());
+        let backend = Arc::new(
+            crate::processes::checkpoint::cpu((EMBEDDED.dtype, EMBEDDED.kept), 2, KernelChoice::Auto).unwrap(),
+        );
         let decoder =
             Decoder::load(backend, &crate::processes::checkpoint::checkpoint_of(&EMBEDDED).unwrap(), DecoderParts::All)
                 .unwrap();
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         let record = front.generate(Task::NiahSingle2, 3000, 7, None).unwrap();
         let place = QuestionPlace { suite: "ruler", length: 3000, sample: 7 };
         let asked = EvalQuestion::generated(place, record, Task::NiahSingle2);

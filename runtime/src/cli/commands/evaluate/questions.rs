@@ -6,7 +6,7 @@ use std::{
 };
 
 use asterism_actors::{JobError, api::JobRequest, supervisor::ContextHosts};
-use asterism_kernels::DType;
+use asterism_kernels::{DType, KvType};
 use asterism_models::QuerySeparator;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
 use ring::digest::{self, Digest};
@@ -90,7 +90,8 @@ impl TokenCounter {
 }
 
 /// Counting tokens needs no more.
-const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_device: true, dtype: DType::F32, speeds: None };
+const ONE_HOST: ContextHosts =
+    ContextHosts { count: 1, one_device: true, kv: KvType::computed(DType::F32), speeds: None };
 
 /// Where a question comes from.
 enum Kind {

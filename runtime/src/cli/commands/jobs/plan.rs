@@ -226,7 +226,7 @@ impl Planner {
     /// What a question to a session gets anew, and what that costs.
     fn question(&self, refresh: Option<&Refresh>) -> String {
         let Some(refresh) = refresh else { return "each question: nothing is encoded again for it".into() };
-        let shape = self.model.config.shape(self.config().first_model().dtype);
+        let shape = self.model.config.shape(self.config().first_model().kv);
         let cost = Cost::of(&refresh.pass(), &shape);
         let flops: u64 = cost.hosts.iter().map(|host| host.flops).sum();
         let on = Conditions { shape: &shape, devices: &[0], query_tokens: 1 };
@@ -249,7 +249,7 @@ impl Planner {
     /// are, where that was measured.
     pub fn to_simulate(&self) -> (SupervisorConfig, ModelShape, Option<Calibration>) {
         let config = self.config();
-        let shape = self.model.config.shape(config.first_model().dtype);
+        let shape = self.model.config.shape(config.first_model().kv);
         (config, shape, calibration::find(&self.cluster, &self.model.checkpoint).ok())
     }
 
@@ -285,7 +285,7 @@ impl Planner {
         let config = self.config();
         let holders = Holders::of(&self.cluster, &self.model.config);
         holders.place(&mut plan, &policy)?;
-        let shape = self.model.config.shape(config.first_model().dtype);
+        let shape = self.model.config.shape(config.first_model().kv);
         let cost = Cost::of(&plan, &shape);
         let row = |(at, (host, cost)): (usize, (&&Host, &HostCost))| PlannedHost::new(host, holders.weights(at), cost);
         let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).enumerate().map(row).collect();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{Cpu, KernelChoice, Mask};
+use asterism_kernels::{Cpu, KernelChoice, KvFormat, Mask};
 use asterism_models::{Checkpoint, Decoder, DecoderParts, ModelError, encode_plan, synthetic_prompt};
 use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest};
 
@@ -36,7 +36,7 @@ pub fn measure(globals: &Globals, setup: &CalibrationSetup, checkpoint: &Checkpo
     let progress = |next| globals.note(next);
     progress("1/4 loading the model once a context host");
     let load = |_| -> Result<Decoder<Cpu>, ModelError> {
-        let backend = checkpoint::cpu(setup.dtype, setup.threads_alone, KernelChoice::Auto)?;
+        let backend = checkpoint::cpu((setup.dtype, KvFormat::Computed), setup.threads_alone, KernelChoice::Auto)?;
         Decoder::load(Arc::new(backend), checkpoint, DecoderParts::Context)
     };
     let contexts: Vec<_> = (0..setup.context_hosts).map(load).collect::<Result<_, _>>().map_err(unusable)?;
@@ -88,7 +88,7 @@ struct Phase1Speeds {
 fn phase1(contexts: &[Decoder<Cpu>], [most, share]: [usize; 2]) -> Result<Phase1Speeds, ModelError> {
     let limit = |threads| contexts.iter().for_each(|host| host.backend().thread_limit().set(threads));
     let alone = &contexts[0];
-    let shape = alone.config().shape(alone.backend().kv_dtype());
+    let shape = alone.config().shape(alone.backend().kv_type());
     let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
     let rows = long_enough(alone, |rows| {
         let layer = Layer::of(alone, rows)?;
@@ -150,7 +150,7 @@ struct Shard {
 
 impl Shard {
     fn of(decoder: &Decoder<Cpu>, tokens: usize) -> Result<Self, ModelError> {
-        let shape = decoder.config().shape(decoder.backend().kv_dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_type());
         let context = synthetic_prompt(tokens, decoder.config().vocab);
         let request =
             PlanRequest { context: &context, query: &[0], hosts: 1, one_device: true, shape: &shape, speeds: None };

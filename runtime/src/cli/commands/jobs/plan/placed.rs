@@ -35,12 +35,12 @@ pub struct Holders<'a> {
 impl<'a> Holders<'a> {
     /// Of a cluster that runs nothing.
     pub fn of(cluster: &'a Cluster, model: &ModelConfig) -> Self {
-        let dtype = checkpoint::dtype(cluster.model.dtype);
+        let kv = checkpoint::kv_type(&cluster.model);
         let hosts: Vec<&Host> = cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect();
         Self {
             weights: hosts.iter().map(|host| device::weight_bytes(cluster, host, model)).collect(),
             hosts,
-            kv_bytes_per_token: model.shape(dtype).kv_bytes_per_token(),
+            kv_bytes_per_token: model.shape(kv).kv_bytes_per_token(),
         }
     }
 
@@ -208,9 +208,9 @@ pub fn query_memory(
     cluster: &Cluster,
     tokens: usize,
 ) -> Result<(u64, u64), CliError> {
-    let dtype = checkpoint::dtype(cluster.model.dtype);
+    let kv_type = checkpoint::kv_type(&cluster.model);
     let weights = device::weight_bytes(cluster, host, model);
-    let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
+    let kv = tokens as u64 * model.shape(kv_type).kv_bytes_per_token();
     match host.memory_limit {
         Some(limit) if limit < weights + kv => {
             let message = format!(
