@@ -104,7 +104,7 @@ impl SupervisorService {
             self_test,
             intake: intake.clone(),
             store: store.clone(),
-            links: LinkBench::new(&supervisor),
+            links: LinkBench::new(&supervisor, &file),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
             data_dir: cluster.data_dir.clone(),

@@ -44,6 +44,7 @@ use crate::{
         calibration,
         checkpoint::{checkpoint_of, dtype, model_front, weights_digest},
         device::{self, ProcessWeights},
+        links,
         node::Watching,
     },
 };
@@ -191,6 +192,7 @@ fn watch_itself(supervisor: &Supervisor, every: Duration) {
 
 /// What the supervisor of `cluster`, which has these models, is told about it.
 pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> SupervisorConfig {
+    let (cluster, _) = &links::with_islands(cluster.clone());
     let own: Vec<(Cluster, &Arc<ModelFront>)> =
         cluster.models().map(|model| cluster.of_model(model)).zip(models).collect();
     let spec = |host: &Host| {
