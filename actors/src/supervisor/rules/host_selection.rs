@@ -26,6 +26,8 @@ use crate::{
 
 /// Of a GPU's memory, one part in so many is left to what is computed.
 const SPARE_SHARE: u64 = 16;
+/// So many jobs more than the query host with the fewest may the one have that had a session's last question, and still get the next.
+const SESSION_SLACK: usize = 2;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
 
@@ -348,8 +350,18 @@ impl<'a> HostSelection<'a> {
         let takes = |(_, host): &&(u8, usize)| {
             (!up || is_equal(*host)) && generations(*host) < most && self.holds_generation(*host, job)
         };
-        let ranked = able.iter().filter(takes);
-        match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
+        let order = |&&(rank, host): &&(u8, usize)| (job.avoid.contains(&host), rank, generations(host), host);
+        let best = able.iter().filter(takes).min_by_key(order);
+        // The one that had the session's last question, unless others of its kind have less to do by more than that counts for.
+        let usual = self.contexts.get(job.context).and_then(|context| context.asked_at);
+        let usual = able.iter().filter(takes).find(|one| {
+            let is_alike = |best: &(u8, usize)| {
+                let ((avoided, rank, load, _), (best_avoided, best_rank, least, _)) = (order(one), order(&best));
+                (avoided, rank) == (best_avoided, best_rank) && load <= least + SESSION_SLACK
+            };
+            usual == Some(one.1) && best.is_some_and(is_alike)
+        });
+        match usual.or(best) {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
             None if named.is_some() => Choice::NotNow,
