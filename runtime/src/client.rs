@@ -31,7 +31,7 @@ use crate::{
 };
 pub use following::{Following, PATIENCE, new_id};
 use path::segment;
-pub use tls::{Trust, agent};
+pub use tls::{Trust, agent, tls_failure};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
@@ -283,16 +283,18 @@ impl Client {
     }
 
     fn failed(&self, error: &ureq::Error) -> CliError {
+        if let Some(cause) = tls_failure(error) {
+            let what = format!("{} does not prove who it is: {cause}", self.base());
+            return CliError::new(Exit::Authentication, what).hint(
+                "is it the cluster of this file, with the certificate that [api] admin_tls_cert names? else --cacert FILE",
+            );
+        }
         match error {
             ureq::Error::Timeout(_) => CliError::new(
                 Exit::TimedOut,
                 format!("{} did not answer within {:.0} s", self.base(), self.request_timeout.as_secs_f64()),
             )
             .hint("try again with a longer --request-timeout"),
-            ureq::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<rustls::Error>()) => {
-                CliError::new(Exit::Authentication, format!("{} does not prove who it is: {cause}", self.base()))
-                    .hint("is it the cluster of this file, with the certificate that [api] admin_tls_cert names? else --cacert FILE")
-            }
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
                 CliError::usage(format!("--server {}: {error}", self.base())).hint("write http://ADDRESS:PORT")
             }
@@ -302,10 +304,14 @@ impl Client {
                 CliError::unreachable(format!("cluster '{name}' is not running"))
                     .hint("start it with `asterism up --detach`, or name another with --server URL or -f FILE")
             }
-            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base())).hint(match self.is_elsewhere() {
-                true => "see on that machine whether its supervisor runs, or name another with --server URL or -f FILE",
-                false => "start it with `asterism up --detach`, or name it with --server URL or -f FILE",
-            }),
+            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base())).hint(
+                match self.is_elsewhere() {
+                    true => {
+                        "see on that machine whether its supervisor runs, or name another with --server URL or -f FILE"
+                    }
+                    false => "start it with `asterism up --detach`, or name it with --server URL or -f FILE",
+                },
+            ),
         }
     }
 

@@ -36,7 +36,7 @@ pub use model::Model;
 pub use observability::Log;
 pub use security::{CertificateFiles, Security};
 use size::Bytes;
-pub use standby::Standby;
+pub use standby::{EtcdProof, Standby};
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;

@@ -189,10 +189,39 @@ fn plan_says_who_got_no_shard_and_why() {
     let said = place.says(&["plan", "--tokens", "2000", "--method", "auto", "--explain"]);
     assert!(said.contains("shards on context-0"), "{said}");
     assert!(said.contains("not on other: a spare or slow host"), "{said}");
+    assert!(said.contains("island s, by label: context-0"), "{said}");
     let wrong = SMALL.replace("address = \"127.0.0.1\"", "address = \"127.0.0.1\"\nlabels = { host = \"a\" }");
     let said = validate(&wrong);
     assert!(
         said.contains("exit 2") && said.contains("node.labels") && said.contains("no label 'host' of 'local'"),
         "{said}"
     );
+}
+
+#[test]
+fn plan_says_which_islands_links_were_measured_for() {
+    let nodes = (0..4).map(|at| format!("[[node]]\nname = \"n{at}\"\naddress = \"10.0.0.{at}\"\n"));
+    let hosts = (0..4).map(|at| format!("[[host]]\nname = \"c{at}\"\nnode = \"n{at}\"\nrole = \"context\"\n"));
+    let query = "[[host]]\nname = \"q\"\nnode = \"n0\"\nrole = \"query\"\n".to_owned();
+    let file = "version = 1\n[cluster]\nlisten = \"10.0.0.0:7400\"\ndata_dir = \"data\"\n".to_owned();
+    let place = Place::new(&[file].into_iter().chain(nodes).chain(hosts).chain([query]).collect::<String>());
+    let plan = ["plan", "--tokens", "8k", "--method", "ring", "--explain"];
+    assert!(!place.says(&plan).contains("island"), "nothing was measured");
+    let link = |from: usize, to: usize, rate: f64| serde_json::json!({"from": format!("c{from}"), "to": format!("c{to}"), "transport": "quic", "bytes_per_s": rate});
+    // Two switches, whose machines are far from those of the other.
+    let near = [link(0, 2, 11e9), link(1, 3, 12e9)];
+    let far = [link(0, 1, 2e9), link(0, 3, 2.1e9), link(2, 1, 1.9e9), link(2, 3, 2e9)];
+    let links: Vec<_> = near.into_iter().chain(far).collect();
+    std::fs::create_dir(place.path().join("data")).expect("a folder");
+    place.write("data/links.json", serde_json::json!({"version": 1, "links": links}).to_string().as_bytes());
+    let said = place.says(&plan);
+    for words in [
+        "near-n0, by links that `bench links` measured: c0, c2",
+        "near-n1, by links that `bench links` measured: c1, c3",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    place.write("data/links.json", b"{");
+    let said = place.says(&plan);
+    assert!(said.contains("exit 0") && said.contains("run `asterism bench links`"), "{said}");
 }

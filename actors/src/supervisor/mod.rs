@@ -22,7 +22,8 @@ pub use config::{
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
 pub use placement::{
-    Candidate, Demand, ISLAND_LABEL, MixedNumerics, NotTaken, RACK_LABEL, Wanted, explain, place, place_among_equals,
+    Candidate, Demand, ISLAND_LABEL, MeasuredHost, MixedNumerics, NotTaken, RACK_LABEL, Wanted, explain, island_of,
+    measured_islands, place, place_among_equals,
 };
 pub use prepare::{ModelFront, is_continued};
 pub use scheduler::limits as scheduling;

@@ -163,12 +163,12 @@ mod tests {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
-        let JournalTurn::Ours(journal) = wiring::journal(&cluster).unwrap() else { panic!("nobody shares it") };
+        let JournalTurn::Ours(journal) = wiring::journal(&cluster, None).unwrap() else { panic!("nobody shares it") };
         let models = wiring::supervisors_models(&cluster, &[]).unwrap();
         let (supervisor, listen, door) = wiring::start_supervisor(&cluster, (models, journal)).await.unwrap();
         let file = RunningFile::begin((&text, folder), &cluster, wiring::CONFIGURED).unwrap();
         let self_test = SelfTest::new(&file, &supervisor);
-        let links = LinkBench::new(&supervisor);
+        let links = LinkBench::new(&supervisor, &file);
         let state = AdminState {
             intake: Intake::new(&supervisor),
             supervisor,

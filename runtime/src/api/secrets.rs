@@ -57,7 +57,7 @@ fn mode_of(path: &Path) -> Result<u32, CliError> {
 }
 
 /// A group may read a secret, as service managers hand them out, and nobody else.
-fn refuse_exposed(what: &str, path: &Path) -> Result<(), CliError> {
+pub fn refuse_exposed(what: &str, path: &Path) -> Result<(), CliError> {
     let mode = mode_of(path)?;
     if mode & 0o027 == 0 {
         return Ok(());

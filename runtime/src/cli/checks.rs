@@ -58,6 +58,7 @@ const CHECKS: &[(&[Asker], Check)] = &[
     (&[Asker::Doctor], Check::Refuses(needed::known_transport)),
     (&[Asker::Start], Check::Refuses(needed::api_tls)),
     (&[Asker::Start], Check::Refuses(needed::admin_tls)),
+    (&[Asker::Start, Asker::Doctor], Check::Refuses(needed::standby)),
     (&[Asker::Validate], Check::Refuses(needed::weights)),
     (&[Asker::Validate], Check::Refuses(ports_are_free)),
     (&[Asker::Doctor], Check::Machine(|| vec![kernels()])),

@@ -2,18 +2,18 @@
 
 use std::{
     fmt,
-    io::{Read, Write},
+    io::{self, Read, Write},
     path::Path,
     sync::Arc,
 };
 
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    StreamOwned,
+    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, RootCertStore,
+    SignatureScheme, StreamOwned, WantsVerifier,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use ureq::{
     Agent, Error,
     config::Config,
@@ -35,6 +35,8 @@ pub enum Trust {
     This(CertificateDer<'static>),
     /// Who bears a certificate for the address that is asked, made by one of these authorities.
     Authorities(Arc<RootCertStore>),
+    /// The same, and a certificate of one's own is shown to who asks for one.
+    Mutual(Arc<ClientConfig>),
 }
 
 impl Trust {
@@ -54,17 +56,42 @@ impl Trust {
         Ok(Self::Authorities(Arc::new(roots)))
     }
 
+    /// Authorities, and a chain of certificates with the key of the first.
+    ///
+    /// # Errors
+    /// Where the key is not that of the certificate.
+    pub fn mutual(
+        roots: RootCertStore,
+        (chain, key): (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+    ) -> Result<Self, rustls::Error> {
+        let (builder, _) = builder();
+        builder.with_root_certificates(roots).with_client_auth_cert(chain, key).map(Arc::new).map(Self::Mutual)
+    }
+
     fn config(&self) -> Arc<ClientConfig> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-        let builder = builder.expect("the provider has them");
+        let (builder, provider) = builder();
         Arc::new(match self {
             Self::This(certificate) => {
                 let only = Only { certificate: certificate.clone(), provider };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(only)).with_no_client_auth()
             }
             Self::Authorities(roots) => builder.with_root_certificates(roots.clone()).with_no_client_auth(),
+            Self::Mutual(config) => return config.clone(),
         })
+    }
+}
+
+fn builder() -> (ConfigBuilder<ClientConfig, WantsVerifier>, Arc<CryptoProvider>) {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
+    (builder.expect("the provider has them"), provider)
+}
+
+/// Why TLS came to nothing, where that is why a request did.
+pub fn tls_failure(error: &Error) -> Option<&rustls::Error> {
+    match error {
+        Error::Io(cause) => cause.get_ref()?.downcast_ref(),
+        _ => None,
     }
 }
 
@@ -151,6 +178,19 @@ struct Tls {
     stream: StreamOwned<ClientConnection, TransportAdapter>,
 }
 
+impl Tls {
+    /// Why the other side has closed, where it said so: who is shown a certificate judges it after the handshake.
+    fn stated_end(&mut self) -> Option<io::Error> {
+        let StreamOwned { conn, sock } = &mut self.stream;
+        while conn.read_tls(sock).is_ok_and(|read| read > 0) {
+            if let Err(error) = conn.process_new_packets() {
+                return Some(io::Error::other(error));
+            }
+        }
+        None
+    }
+}
+
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls").finish_non_exhaustive()
@@ -164,8 +204,8 @@ impl Transport for Tls {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         self.stream.sock.set_timeout(timeout);
-        self.stream.write_all(&self.buffers.output()[..amount])?;
-        Ok(self.stream.flush()?)
+        let written = self.stream.write_all(&self.buffers.output()[..amount]).and_then(|()| self.stream.flush());
+        Ok(written.map_err(|error| self.stated_end().unwrap_or(error))?)
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {

@@ -79,7 +79,12 @@ impl SupervisorService {
         let token = secrets::admin_token(cluster)?;
         let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
         let admin_tls = secrets::admin_tls(cluster)?;
-        let Ground { lock, store, models } = Ground::awaited(cluster, waits).await?;
+        let mut shared = wiring::shared_journal(cluster)?;
+        if let Some(shared) = shared.clone() {
+            let known = tokio::task::spawn_blocking(move || wiring::known_to_etcd(&shared, false)).await;
+            known.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))?;
+        }
+        let Ground { lock, store, models } = Ground::awaited(cluster, &mut shared, waits).await?;
         let file = RunningFile::begin(read, cluster, wiring::CONFIGURED)?;
         let cluster = &file.cluster();
         let models = wiring::supervisors_models(cluster, &models)?;
@@ -99,7 +104,7 @@ impl SupervisorService {
             self_test,
             intake: intake.clone(),
             store: store.clone(),
-            links: LinkBench::new(&supervisor),
+            links: LinkBench::new(&supervisor, &file),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
             data_dir: cluster.data_dir.clone(),
@@ -118,7 +123,6 @@ impl SupervisorService {
         let record = data_dir::ServerRecord { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
-        let shared = wiring::shared_journal(cluster);
         Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock, shared })
     }
 
@@ -204,10 +208,10 @@ async fn open_api(
 }
 
 impl Ground {
-    fn take(cluster: &Cluster) -> Result<JournalTurn<Self>, CliError> {
+    fn take(cluster: &Cluster, shared: Option<&SharedJournal>) -> Result<JournalTurn<Self>, CliError> {
         let lock = data_dir::lock(&cluster.data_dir, &cluster.name, LockRole::Supervisor)?;
         // Before certificates are made: of several supervisors the one that leads makes those of all.
-        let store = match wiring::journal(cluster)? {
+        let store = match wiring::journal(cluster, shared)? {
             JournalTurn::Ours(store) => store,
             JournalTurn::Theirs(leader) => return Ok(JournalTurn::Theirs(leader)),
         };
@@ -217,28 +221,40 @@ impl Ground {
     }
 
     /// The same off the threads that serve: a disk or etcd may take long. One that stood by ends with the cluster.
-    async fn tried(cluster: &Cluster, stood_by: bool) -> Result<JournalTurn<Self>, CliError> {
-        let cluster = cluster.clone();
+    async fn tried(
+        cluster: &Cluster,
+        shared: &Option<SharedJournal>,
+        stood_by: bool,
+    ) -> Result<JournalTurn<Self>, CliError> {
+        let (cluster, shared) = (cluster.clone(), shared.clone());
         let take = move || {
-            let shared = wiring::shared_journal(&cluster).filter(|_| stood_by);
-            match shared.is_some_and(|shared| shared.has_ended().unwrap_or(false)) {
+            let asked = shared.as_ref().filter(|_| stood_by);
+            match asked.is_some_and(|shared| shared.has_ended().unwrap_or(false)) {
                 true => Err(CliError::new(Exit::Success, "the cluster was ended")),
-                false => Self::take(&cluster),
+                false => Self::take(&cluster, shared.as_ref()),
             }
         };
         let tried = tokio::task::spawn_blocking(take).await;
         tried.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))
     }
 
-    async fn awaited(cluster: &Cluster, waits: impl Fn(&Waiting)) -> Result<Self, CliError> {
+    /// `shared` is read again where it may be otherwise now.
+    async fn awaited(
+        cluster: &Cluster,
+        shared: &mut Option<SharedJournal>,
+        waits: impl Fn(&Waiting),
+    ) -> Result<Self, CliError> {
         // Whoever stood by once ends with the cluster, however the journal is when that comes.
         let (mut listener, mut models, mut stood_by) = (None, Vec::new(), false);
         let stated = Cause::default();
         let taken = loop {
-            let (waiting, look_every) = match Self::tried(cluster, stood_by).await {
+            let (waiting, look_every) = match Self::tried(cluster, shared, stood_by).await {
                 Ok(JournalTurn::Ours(ground)) => break Ok(Self { models, ..ground }),
                 Ok(JournalTurn::Theirs(leader)) => (Waiting::StandsBy(leader.to_string()), LEADER_LOOK_EVERY),
                 Err(error) if error.may_pass => {
+                    if let Ok(read) = wiring::shared_journal(cluster) {
+                        *shared = read;
+                    }
                     let code = if error.exit == Exit::Unreachable { "journal_unreachable" } else { "disk_full" };
                     (Waiting::Hindered { code, cause: error.message }, SERVICE_LOOK_EVERY)
                 }

@@ -44,17 +44,21 @@ use crate::{
         calibration,
         checkpoint::{checkpoint_of, kv_type, model_front, weights_digest},
         device::{self, ProcessWeights},
+        links,
         node::Watching,
     },
 };
 pub use data::{all_fit, known, memory_alone, try_ucx, usable};
 use listener::{QUIC, bind, counted, here, no_threads, transport_refusal};
-use standby::{JournalTurn, LeaderRecord, SharedJournal};
+use standby::{JournalTurn, LeaderRecord, SharedJournal, access::Access};
 
 /// Opens the journal of `cluster`, or begins it: in data_dir, or where several supervisors share it, if it is this one's turn.
-pub fn journal(cluster: &Cluster) -> Result<JournalTurn<Box<dyn StateStore>>, CliError> {
+pub fn journal(
+    cluster: &Cluster,
+    shared: Option<&SharedJournal>,
+) -> Result<JournalTurn<Box<dyn StateStore>>, CliError> {
     let refused = |error| host_refusal(&HostError::Journal(error));
-    let Some(shared) = shared_journal(cluster) else {
+    let Some(shared) = shared else {
         let store = RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name).map_err(refused)?;
         return Ok(JournalTurn::Ours(Box::new(store)));
     };
@@ -68,12 +72,28 @@ pub fn journal(cluster: &Cluster) -> Result<JournalTurn<Box<dyn StateStore>>, Cl
     })
 }
 
+/// Refuses an etcd that does not prove who it is, or that does not take this supervisor for one that may ask: every such member, or,
+/// where a supervisor is to start, only when no other takes it. Those that do not answer now may do so later.
+pub fn known_to_etcd(shared: &SharedJournal, every: bool) -> Result<(), CliError> {
+    let (objections, taken) = shared.objections();
+    if taken && !every {
+        objections.iter().for_each(|error| tracing::warn!(%error, "a member of etcd is not to be counted on"));
+        return Ok(());
+    }
+    let stated: Vec<String> = objections.iter().map(|error| format!("[standby] etcd: {error}")).collect();
+    match stated.is_empty() {
+        true => Ok(()),
+        false => Err(CliError::new(Exit::Authentication, stated.join("\nerror: "))),
+    }
+}
+
 /// Where several supervisors share the journal, if there are several.
-pub fn shared_journal(cluster: &Cluster) -> Option<SharedJournal> {
-    let standby = cluster.standby.as_ref()?;
-    Some(SharedJournal {
+pub fn shared_journal(cluster: &Cluster) -> Result<Option<SharedJournal>, CliError> {
+    let Some(standby) = cluster.standby.as_ref() else { return Ok(None) };
+    Ok(Some(SharedJournal {
         cluster: cluster.name.clone(),
         members: standby.etcd.clone(),
+        access: Access::read(&standby.proof)?,
         folder: standby.shared_dir.clone(),
         lease_s: standby.lease_s,
         own: LeaderRecord {
@@ -87,7 +107,7 @@ pub fn shared_journal(cluster: &Cluster) -> Option<SharedJournal> {
             tracing::error!(cause, "this supervisor leads no more, and ends at once");
             std::process::exit(Exit::Unreachable as i32);
         }),
-    })
+    }))
 }
 
 fn machine_name() -> String {
@@ -172,6 +192,7 @@ fn watch_itself(supervisor: &Supervisor, every: Duration) {
 
 /// What the supervisor of `cluster`, which has these models, is told about it.
 pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> SupervisorConfig {
+    let (cluster, _) = &links::with_islands(cluster.clone());
     let own: Vec<(Cluster, &Arc<ModelFront>)> =
         cluster.models().map(|model| cluster.of_model(model)).zip(models).collect();
     let spec = |host: &Host| {

@@ -5,6 +5,7 @@ mod equals;
 mod explained;
 mod host_order;
 mod islands;
+mod measured;
 #[cfg(test)]
 mod reference;
 
@@ -14,6 +15,7 @@ pub use candidate::{Candidate, Demand, FailureDomain, ISLAND_LABEL, RACK_LABEL, 
 pub use equals::{MixedNumerics, place_among_equals};
 pub use explained::{NotTaken, explain};
 use host_order::{HostOrder, deal_tightly};
+pub use measured::{MeasuredHost, measured_islands};
 
 use crate::error::PlacementRefusal;
 

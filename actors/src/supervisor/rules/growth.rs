@@ -45,8 +45,10 @@ impl SessionGrowth<'_> {
         let (old, session) = (session.context, Session { context: number, append: None, ..session.clone() });
         self.down.out.push(SupervisorCommand::Persist(record::session(&session)));
         self.down.sessions.insert(session);
+        let asked_at = self.down.contexts.get(old).and_then(|old| old.asked_at);
         if let Some(mut context) = self.down.contexts.get_mut(number) {
             context.reuse(BTreeSet::new());
+            context.asked_at = asked_at;
         }
         self.down.sessions.outgrown.insert(old);
         self.down.release_outgrown();

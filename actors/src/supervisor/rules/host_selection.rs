@@ -26,6 +26,8 @@ use crate::{
 
 /// Of a GPU's memory, one part in so many is left to what is computed.
 const SPARE_SHARE: u64 = 16;
+/// So many jobs more than the query host with the fewest may the one have that had a session's last question, and still get the next.
+const SESSION_SLACK: usize = 2;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
 
@@ -182,8 +184,9 @@ impl<'a> HostSelection<'a> {
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let numerics = self.wanted(context, blocks);
         let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-        let demands = demands(&context.prepared, &context.reused, blocks);
-        let candidates = self.candidates(context.prepared.model(), |load| load.kv_bytes, takes);
+        let demands = demands_of(context, blocks);
+        let mut candidates = self.candidates(context.prepared.model(), |load| load.kv_bytes, takes);
+        self.note_held(&mut candidates, context, blocks);
         let policy = &context.prepared.placement;
         let wanted = Wanted { demands: &demands, policy, exchanges: exchange(context, blocks) };
         let found = place_among_equals(&wanted, &candidates, numerics.as_deref());
@@ -197,13 +200,14 @@ impl<'a> HostSelection<'a> {
         blocks: &[usize],
         place: impl Fn(&Wanted, &[Candidate]) -> Result<Vec<usize>, PlacementRefusal>,
     ) -> Result<Vec<usize>, PlacementRefusal> {
-        let demands = demands(&context.prepared, &context.reused, blocks);
+        let demands = demands_of(context, blocks);
         let policy = &context.prepared.placement;
         let wanted = Wanted { demands: &demands, policy, exchanges: exchange(context, blocks) };
         let find = |fit: &dyn Fn(usize) -> bool| {
             let takes = |host| self.hosts.at(host).takes_work() && fit(host);
             let mut candidates = self.with_room(context.prepared.model(), takes);
             self.note_detours(&mut candidates, context, blocks);
+            self.note_held(&mut candidates, context, blocks);
             place(&wanted, &candidates).map(|hosts| of_one_host(context, hosts))
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
@@ -227,6 +231,13 @@ impl<'a> HostSelection<'a> {
         for one in candidates {
             let is_far = !near.is_empty() && one.island().is_none_or(|island| !near.contains(island));
             one.detour = 2 * u8::from(is_far) + u8::from(shaken.contains(&one.domain()));
+        }
+    }
+
+    /// Where shards go one by one, a host has all to do that it holds: it is asked for the keys of all of them.
+    fn note_held(&self, candidates: &mut [Candidate], context: &Context, blocks: &[usize]) {
+        if go_apart(context, blocks) {
+            candidates.iter_mut().for_each(|one| one.busy = self.contexts.load(one.host).shards);
         }
     }
 
@@ -339,8 +350,18 @@ impl<'a> HostSelection<'a> {
         let takes = |(_, host): &&(u8, usize)| {
             (!up || is_equal(*host)) && generations(*host) < most && self.holds_generation(*host, job)
         };
-        let ranked = able.iter().filter(takes);
-        match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
+        let order = |&&(rank, host): &&(u8, usize)| (job.avoid.contains(&host), rank, generations(host), host);
+        let best = able.iter().filter(takes).min_by_key(order);
+        // The one that had the session's last question, unless others of its kind have less to do by more than that counts for.
+        let usual = self.contexts.get(job.context).and_then(|context| context.asked_at);
+        let usual = able.iter().filter(takes).find(|one| {
+            let is_alike = |best: &(u8, usize)| {
+                let ((avoided, rank, load, _), (best_avoided, best_rank, least, _)) = (order(one), order(&best));
+                (avoided, rank) == (best_avoided, best_rank) && load <= least + SESSION_SLACK
+            };
+            usual == Some(one.1) && best.is_some_and(is_alike)
+        });
+        match usual.or(best) {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
             None if named.is_some() => Choice::NotNow,
@@ -390,6 +411,22 @@ pub fn demands(prepared: &PreparedContext, reused: &BTreeSet<usize>, blocks: &[u
 fn exchange(context: &Context, blocks: &[usize]) -> bool {
     let plan = context.plan();
     plan.exchange != Exchange::None && (!context.moves_alone() || blocks.len() == plan.shards.len())
+}
+
+/// Whether `blocks` of a context, which a host has lost or gives away, go one by one to where there is least: they pass each other
+/// nothing, and others are held elsewhere.
+fn go_apart(context: &Context, blocks: &[usize]) -> bool {
+    let plan = context.plan();
+    blocks.len() < plan.shards.len() && !plan.is_chain() && !exchange(context, blocks)
+}
+
+/// What `blocks` of a context ask of hosts now. What the plan deals to one host goes to one, if it can.
+fn demands_of(context: &Context, blocks: &[usize]) -> Vec<Demand> {
+    let mut demands = demands(&context.prepared, &context.reused, blocks);
+    if go_apart(context, blocks) {
+        demands.iter_mut().for_each(|demand| demand.logical = demand.block);
+    }
+    demands
 }
 
 /// Of a chain all go to the host of the first, which demanded the room of all.

@@ -68,7 +68,11 @@ impl GenerateScheduler<'_> {
         job.clock.encoding.get_or_insert(self.loss.now);
         self.loss.out.extend(job.started(self.loss.now).map(SupervisorCommand::Notify));
         let enters = job.clock.querying.is_none() && job.enter(self.loss.now, JobPhase::Querying);
+        let context = job.facts.session.is_some().then_some(job.context);
         drop(job);
+        if let Some(mut context) = context.and_then(|context| self.loss.contexts.get_mut(context)) {
+            context.asked_at = Some(host);
+        }
         self.loss.orders().generate(number, host);
         if enters {
             let event = JobEvent::Phase { phase: JobPhase::Querying };

@@ -182,6 +182,8 @@ pub struct Context {
     pub unassigned_since: Option<Duration>,
     /// Whether its hosts lately had all its shards: each is asked for alone, though they could pass each other something.
     pub held_lately: bool,
+    /// The query host that had the last question of the session whose it is.
+    pub asked_at: Option<usize>,
     /// How far it is.
     pub phase: Phase,
 }
@@ -206,6 +208,7 @@ impl Context {
             mixed_numerics: false,
             unassigned_since: None,
             held_lately: false,
+            asked_at: None,
             phase: Phase::Queued { aside: false },
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     cluster_event::ClusterEventKind,
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
-    supervisor::{PreparedContext, Recovery, Source, SupervisorConfig},
+    supervisor::{HostSpec, PreparedContext, Recovery, Source, SupervisorConfig},
 };
 
 /// Blocks of 30 tokens, each behind the sink alone.
@@ -40,9 +40,13 @@ fn status(cluster: &Cluster) -> SessionStatus {
 }
 
 fn answered(cluster: &mut Cluster, job: u64) {
-    cluster.token(3, job, 0, 7);
+    answered_by(3, cluster, job);
+}
+
+fn answered_by(query: u64, cluster: &mut Cluster, job: u64) {
+    cluster.token(query, job, 0, 7);
     let (tokens, stopped, text, times) = (1, true, String::new(), Box::default());
-    cluster.deliver(3, HostMessage::Generated { job, tokens, stopped, text, times });
+    cluster.deliver(query, HostMessage::Generated { job, tokens, stopped, text, times });
     assert_eq!(cluster.status(job).state, JobState::Succeeded);
 }
 
@@ -280,4 +284,42 @@ fn a_job_says_what_was_reused() {
     answered(&mut cluster, job);
     cluster.restart();
     assert_eq!(cluster.status(job).reused_tokens, 60, "also after a restart");
+}
+
+#[test]
+fn a_sessions_questions_go_to_the_query_host_that_had_the_last_one_while_it_has_hardly_more_to_do() {
+    let mut three: SupervisorConfig = config(2, 0);
+    let query = three.hosts[2].clone();
+    three.hosts.extend(["q1", "q2"].map(|name| HostSpec { name: name.into(), ..query.clone() }));
+    let mut cluster = session(three, 75);
+    cluster.encode();
+    let other = cluster.submit(None);
+    cluster.encode();
+    assert_eq!(cluster.generation().expect("the first has nothing to do").0, 3);
+    let ask = |cluster: &mut Cluster| {
+        let job = cluster.ask(Source::Session("moby".into()), None);
+        (cluster.generation().expect("it is ready").0, job)
+    };
+    let (first, job) = ask(&mut cluster);
+    assert_eq!(first, 4, "the first has something to do");
+    answered_by(3, &mut cluster, other);
+    answered_by(4, &mut cluster, job);
+    let asked: Vec<(u64, u64)> = (0..5).map(|_| ask(&mut cluster)).collect();
+    assert_eq!(
+        asked.iter().map(|(query, _)| *query).collect::<Vec<_>>(),
+        [4, 4, 4, 3, 3],
+        "two more than the idle ones"
+    );
+    asked.into_iter().for_each(|(query, job)| answered_by(query, &mut cluster, job));
+
+    append(&mut cluster, 110).expect("it can be");
+    cluster.encode();
+    let (query, job) = ask(&mut cluster);
+    assert_eq!(query, 3, "what it has grown to was asked there");
+    let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: false };
+    cluster.deliver(super::NODE, exited);
+    let (query, _) = cluster.generation().expect("another one goes on");
+    assert_eq!(query, 4);
+    answered_by(4, &mut cluster, job);
+    assert_eq!(ask(&mut cluster).0, 4);
 }

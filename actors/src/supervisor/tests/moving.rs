@@ -1,6 +1,7 @@
 //! Hosts that drain and hosts that are replaced, with a fake clock.
 
 mod returning;
+mod spreading;
 mod topology;
 
 use std::time::Duration;

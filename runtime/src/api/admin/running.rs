@@ -193,6 +193,16 @@ impl RunningFile {
         Ok(())
     }
 
+    /// Has the supervisor work by what is read beside the cluster file, such as measured links, as that is now.
+    pub async fn read_again(&self, supervisor: &Supervisor) -> Result<(), ApplyError> {
+        let _turn = self.turn.lock().await;
+        let (base, joined, cluster) = {
+            let running = self.state.read().unwrap_or_else(PoisonError::into_inner);
+            (running.base.clone(), running.joined.clone(), running.cluster.clone())
+        };
+        self.take(supervisor, (base, joined), (cluster, supervisor.models())).await.map(drop)
+    }
+
     async fn change(
         &self,
         supervisor: &Supervisor,

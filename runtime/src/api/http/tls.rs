@@ -16,7 +16,7 @@ use crate::{
 /// Reads them, for TLS 1.2 and 1.3; `keys` name them in the cluster file.
 pub fn load(files: &TlsFiles, [cert_key, key_key]: TlsKeys) -> Result<ServerConfig, CliError> {
     let chain = certificates(&files.cert)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused("key", &files.key, &error))?;
+    let key = private_key(&files.key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -34,6 +34,11 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CliErro
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(refused)?.collect();
     let chain = chain.map_err(refused)?;
     if chain.is_empty() { Err(refused(pem::Error::NoItemsFound)) } else { Ok(chain) }
+}
+
+/// The key of a PEM file.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CliError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| refused("key", path, &error))
 }
 
 fn refused(kind: &str, path: &Path, error: &pem::Error) -> CliError {

@@ -70,6 +70,11 @@ pub fn admin_tls(cluster: &Cluster) -> Result<(), CliError> {
     secrets::admin_tls(cluster).map(drop)
 }
 
+/// What it and every member of etcd that answers know each other by.
+pub fn standby(cluster: &Cluster) -> Result<(), CliError> {
+    wiring::shared_journal(cluster)?.map_or(Ok(()), |shared| wiring::known_to_etcd(&shared, true))
+}
+
 /// Weights that no host of this machine would refuse when it loads them.
 pub fn weights(cluster: &Cluster) -> Result<(), CliError> {
     // Random weights are as they should be, and long to draw.

@@ -10,10 +10,12 @@ fn read_paths(file: &mut ClusterFile) -> impl Iterator<Item = &mut PathBuf> {
     let paths = [&mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
     let models = file.model.iter_mut().map(|model| &mut model.path);
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    let (api, shared) = (&mut file.api, &mut file.standby.shared_dir);
+    let (api, standby) = (&mut file.api, &mut file.standby);
     let api =
         [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
-    paths.into_iter().chain(models).flatten().chain(heads).chain(api.into_iter().flatten()).chain(shared)
+    let secrets = [&mut standby.ca, &mut standby.cert, &mut standby.key, &mut standby.password_file];
+    let standby = secrets.into_iter().chain([&mut standby.shared_dir]);
+    paths.into_iter().chain(models).flatten().chain(heads).chain(api.into_iter().flatten()).chain(standby.flatten())
 }
 
 /// `file` with the paths that are relative to `directory` made absolute.

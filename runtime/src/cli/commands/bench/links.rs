@@ -11,7 +11,7 @@ use crate::{
     cluster::{Cluster, size::duration},
     error::{CliError, Exit},
     globals::{Format, Globals},
-    processes::{calibration, checkpoint},
+    processes::{calibration, checkpoint, links},
 };
 
 /// How often it is looked at.
@@ -58,8 +58,12 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let queries: Vec<&str> =
         status.hosts.iter().filter(|host| host.role == Role::Query).map(|host| host.name.as_str()).collect();
     let wire = wire(&links, &queries);
-    let written = match (wire, globals.cluster_if_any()?) {
-        (Some(wire), Some(cluster)) => write(globals, &cluster, wire)?,
+    let cluster = globals.cluster_if_any()?;
+    if let Some(cluster) = &cluster {
+        keep(globals, cluster, &links);
+    }
+    let written = match (wire, &cluster) {
+        (Some(wire), Some(cluster)) => write(globals, cluster, wire)?,
         _ => None,
     };
     let report = LinkMeasurements { links, wire, written };
@@ -100,6 +104,15 @@ fn write(globals: &Globals, cluster: &Cluster, wire: Wire) -> Result<Option<Stri
             Ok(None)
         }
     }
+}
+
+/// Keeps them for `plan` here as the supervisor has for itself, and says which islands come of them.
+fn keep(globals: &Globals, cluster: &Cluster, measured: &[LinkSpeed]) {
+    if let Err(error) = links::keep(cluster, measured) {
+        globals.note(format_args!("not kept for `plan`: {}: {error}", links::path(cluster).display()));
+    }
+    let (_, islands) = links::with_islands(cluster.clone());
+    links::in_words(&islands, links::BY_LINKS).into_iter().for_each(|words| globals.note(words));
 }
 
 fn table(links: &[LinkSpeed]) -> Table {

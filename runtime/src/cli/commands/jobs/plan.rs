@@ -2,12 +2,12 @@
 
 mod placed;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use asterism_actors::{
     JobError,
     api::{JobRequest, PlacementPolicy, Prompt, SessionRequest},
-    supervisor::{ModelFront, SupervisorConfig},
+    supervisor::{ModelFront, SupervisorConfig, island_of},
 };
 use asterism_plan::{
     Alternative, Calibration, Conditions, Cost, Forecast, HostCost, MethodConfig, ModelShape, Plan, Refresh,
@@ -28,7 +28,7 @@ use crate::{
     error::{CliError, Exit},
     globals::Globals,
     observe::logging,
-    processes::{calibration, checkpoint, wiring},
+    processes::{calibration, checkpoint, links, wiring},
 };
 use placed::{Holders, query_memory, weights_by_device};
 
@@ -92,6 +92,8 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
 pub struct Planner {
     cluster: Cluster,
     model: Arc<ModelFront>,
+    /// Islands of hosts that links were measured for and no label names one.
+    measured: BTreeMap<String, String>,
 }
 
 /// One host's part of a plan.
@@ -153,11 +155,12 @@ impl Planner {
             Some(cluster) => cluster,
             None => Cluster::resolve(&sample(), std::path::Path::new(".")).map_err(CliError::usage)?,
         };
+        let (cluster, measured) = links::with_islands(cluster);
         let mut known = Vec::new();
         for own in cluster.models() {
             let front = checkpoint::model_front(own)?;
             if model.is_none_or(|model| model == front.name) {
-                return Ok(Self { model: Arc::new(front), cluster: cluster.of_model(own) });
+                return Ok(Self { model: Arc::new(front), cluster: cluster.of_model(own), measured });
             }
             known.push(format!("'{}'", front.name));
         }
@@ -267,8 +270,16 @@ impl Planner {
         let found = self.model.alternatives(request, &self.cluster.method, (&hosts, as_session));
         output::print_rows(&found.map_err(|error| refused(&error))?, globals.format, alternatives)?;
         let placed = Holders::of(&self.cluster, &self.model.config).explain(&plan, &policy)?;
-        placed.into_iter().for_each(|words| globals.note(words));
+        placed.into_iter().chain(self.islands()).for_each(|words| globals.note(words));
         Ok(())
+    }
+
+    /// The islands of its hosts, and where each comes from.
+    fn islands(&self) -> Vec<String> {
+        let island = |host: &Host| Some((host.name.clone(), island_of(&host.labels)?.to_owned()));
+        let all: BTreeMap<String, String> = self.cluster.hosts.iter().filter_map(island).collect();
+        let (measured, labelled) = all.into_iter().partition(|(host, _)| self.measured.contains_key(host));
+        [links::in_words(&labelled, "label"), links::in_words(&measured, links::BY_LINKS)].concat()
     }
 
     fn config(&self) -> SupervisorConfig {

@@ -8,12 +8,23 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use super::access::{Access, Login};
 use crate::client;
 
 /// Codes of gRPC that another member may answer otherwise: it has no leader, or did not reach it in time.
 const PASSING_CODES: [i64; 3] = [4, 14, 1];
 /// The code of a quota that is used up, and of a member that has too much to do.
 const EXHAUSTED: i64 = 8;
+/// What the gateway of a member says that asks for certificates and is shown none by its own gateway.
+const GATEWAY_SHUT_OUT: &str = "connection closed";
+const OWN_CERTIFICATE: &str =
+    "; with --client-cert-auth etcd's own certificate has to be one of clients too (extended key usage clientAuth)";
+/// The code of a token that is not taken any more.
+const UNAUTHENTICATED: i64 = 16;
+/// Passwords are dear to check, on purpose.
+const LOG_IN_WITHIN: Duration = Duration::from_secs(5);
+/// What etcd says of one whose users have changed since.
+const OLD_USERS: &str = "revision of auth store is old";
 /// Most bytes of one answer: a page of entries.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 
@@ -26,6 +37,14 @@ pub enum GatewayError {
         /// Addresses that were asked.
         members: String,
         /// What the last of them said.
+        cause: String,
+    },
+    /// None of its members is one that can be trusted, or that trusts this supervisor.
+    #[error("{member} {cause}")]
+    Untrusted {
+        /// Who was asked last.
+        member: String,
+        /// What is wrong.
         cause: String,
     },
     /// Its quota is used up.
@@ -111,17 +130,34 @@ pub struct EntryPage {
 #[derive(Clone, Debug)]
 pub struct Gateway {
     agent: Agent,
+    access: Access,
     members: Vec<String>,
+    /// How long one of them may take to answer.
+    patience: Duration,
     /// The one that answered last.
     at: usize,
 }
 
+/// Why one member did not do what was asked.
+enum Trouble {
+    /// Another one may.
+    Passing(String),
+    /// It did not prove who it is, or did not take this supervisor for one that may ask.
+    Untrusted(String),
+    /// A code of gRPC, with its own words.
+    Coded(i64, String),
+}
+
 impl Gateway {
     /// Members at these addresses, each of which may take so long for one answer.
-    pub fn new(members: &[String], answer: Duration) -> Self {
-        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(answer)).build();
+    pub fn new(members: &[String], access: &Access, patience: Duration) -> Self {
         let members = members.iter().map(|member| member.trim_end_matches('/').to_owned()).collect();
-        Self { agent: client::agent(config, None), members, at: 0 }
+        Self { agent: agent(access), access: access.clone(), members, patience, at: 0 }
+    }
+
+    /// The same, of one of its members alone.
+    pub fn each(&self) -> impl Iterator<Item = Self> {
+        self.members.iter().map(|member| Self { members: vec![member.clone()], at: 0, ..self.clone() })
     }
 
     /// Its addresses, for a message.
@@ -198,30 +234,110 @@ impl Gateway {
 
     /// Asks members in turn, first the one that answered last.
     fn call(&mut self, path: &str, body: &Value) -> Result<Value, GatewayError> {
-        let mut cause = "there is none".to_owned();
+        let (mut cause, mut untrusted) = ("there is none".to_owned(), None);
         for _ in 0..self.members.len() {
-            let member = &self.members[self.at];
-            match self.agent.post(format!("{member}{path}")).send_json(body) {
-                Ok(mut answer) => {
-                    let good = answer.status().is_success();
-                    let read = answer.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_string();
-                    match read.map_err(|error| error.to_string()).and_then(|text| judged(good, &text)) {
-                        Ok(Ok(answer)) => return Ok(answer),
-                        Ok(Err((EXHAUSTED, cause))) if cause.contains("space") => {
-                            return Err(GatewayError::Full { cause });
-                        }
-                        Ok(Err((code, stated))) if code != EXHAUSTED && !PASSING_CODES.contains(&code) => {
-                            return Err(GatewayError::Refused { member: member.clone(), cause: stated });
-                        }
-                        Ok(Err((_, stated))) | Err(stated) => cause = stated,
-                    }
+            match self.asked(path, body) {
+                Ok(answer) => return Ok(answer),
+                Err(Trouble::Coded(EXHAUSTED, cause)) if cause.contains("space") => {
+                    return Err(GatewayError::Full { cause });
                 }
-                Err(error) => cause = error.to_string(),
+                Err(Trouble::Coded(code, cause)) if code != EXHAUSTED && !PASSING_CODES.contains(&code) => {
+                    return Err(GatewayError::Refused { member: self.members[self.at].clone(), cause });
+                }
+                Err(Trouble::Coded(_, stated) | Trouble::Passing(stated)) => cause = stated,
+                Err(Trouble::Untrusted(cause)) => {
+                    untrusted = Some(GatewayError::Untrusted { member: self.members[self.at].clone(), cause });
+                }
             }
             self.at = (self.at + 1) % self.members.len();
         }
-        Err(GatewayError::Unreachable { members: self.name(), cause })
+        let Some(untrusted) = untrusted else {
+            return Err(GatewayError::Unreachable { members: self.name(), cause });
+        };
+        // Certificates are renewed: the next try is made with those that lie there then.
+        match self.access.again() {
+            Ok(access) => {
+                self.agent = agent(&access);
+                self.access = access;
+            }
+            Err(error) => tracing::debug!(%error, "etcd is asked with what was read before"),
+        }
+        Err(untrusted)
     }
+
+    /// Asks the member whose turn it is, as a user where there is one.
+    fn asked(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
+        let Some(login) = &self.access.login else { return self.post((path, body), None, self.patience) };
+        let known = login.token();
+        let token = known.clone().map_or_else(|| self.log_in(login), Ok)?;
+        match self.post((path, body), Some(&token), self.patience) {
+            // Tokens end after a while without use, and with the member that gave them.
+            Err(Trouble::Coded(code, words))
+                if known.is_some() && (code == UNAUTHENTICATED || words.contains(OLD_USERS)) =>
+            {
+                self.post((path, body), Some(&self.log_in(login)?), self.patience)
+            }
+            answer => answer,
+        }
+    }
+
+    fn log_in(&self, login: &Login) -> Result<String, Trouble> {
+        let Login { user, password, .. } = login;
+        let body = json!({"name": user, "password": password});
+        let patience = self.patience.max(LOG_IN_WITHIN);
+        let answer = self.post(("/v3/auth/authenticate", &body), None, patience).map_err(|trouble| match trouble {
+            Trouble::Coded(code, words) if !PASSING_CODES.contains(&code) => {
+                Trouble::Coded(code, format!("user '{user}': {words}"))
+            }
+            other => other,
+        })?;
+        let token = answer["token"].as_str().ok_or_else(|| Trouble::Passing("it gives no token".into()))?;
+        login.keep(token);
+        Ok(token.to_owned())
+    }
+
+    fn post(&self, (path, body): (&str, &Value), token: Option<&str>, patience: Duration) -> Result<Value, Trouble> {
+        let member = &self.members[self.at];
+        let request = self.agent.post(format!("{member}{path}"));
+        let request = request.config().timeout_global(Some(patience)).build();
+        let request = token.into_iter().fold(request, |request, token| request.header("authorization", token));
+        let failed = |error: ureq::Error| match client::tls_failure(&error) {
+            Some(cause) => Trouble::Untrusted(self.of_tls(cause)),
+            None => Trouble::Passing(error.to_string()),
+        };
+        let mut answer = request.send_json(body).map_err(failed)?;
+        let good = answer.status().is_success();
+        let text = answer.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_string().map_err(failed)?;
+        let judged = judged(good, &text).map_err(Trouble::Passing)?;
+        judged.map_err(|(code, words)| match member.starts_with("https://") && words == GATEWAY_SHUT_OUT {
+            true => Trouble::Passing(format!("{words}{OWN_CERTIFICATE}")),
+            false => Trouble::Coded(code, words),
+        })
+    }
+
+    /// Why TLS came to nothing, and what to do.
+    fn of_tls(&self, error: &rustls::Error) -> String {
+        use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+        match error {
+            InvalidCertificate(_) => {
+                format!(
+                    "does not prove who it is: {error}. Name its authority as [standby] ca, and it as its certificate does"
+                )
+            }
+            AlertReceived(_) if self.access.shows_certificate() => {
+                format!(
+                    "refuses the certificate that it is shown: {error}. Name one of the authority of its --trusted-ca-file as [standby] cert"
+                )
+            }
+            AlertReceived(_) => format!("wants to see a certificate: {error}. Name one as [standby] cert and key"),
+            InvalidMessage(_) => format!("speaks no TLS: {error}. Write http:// if it is meant to"),
+            _ => format!("cannot be spoken with over TLS: {error}"),
+        }
+    }
+}
+
+fn agent(access: &Access) -> Agent {
+    client::agent(Agent::config_builder().http_status_as_error(false).build(), access.trust.as_ref())
 }
 
 /// What a member said: an answer, or a code of gRPC with words.
@@ -305,7 +421,7 @@ mod tests {
     #[test]
     fn who_does_not_answer_is_named() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut gateway = Gateway::new(&[format!("http://{free}/")], Duration::from_secs(2));
+        let mut gateway = Gateway::new(&[format!("http://{free}/")], &Access::default(), Duration::from_secs(2));
         let error = gateway.grant(5).unwrap_err().to_string();
         assert!(error.starts_with(&format!("none of http://{free} answers: ")), "{error}");
     }

@@ -26,6 +26,7 @@ use asterism_actors::store::{Change, Entry, MAX_KEY_BYTES, StateStore, StoreErro
 use serde::{Deserialize, Serialize};
 
 use super::{
+    access::Access,
     gateway::{Condition, EntryPage, Gateway, GatewayError, Write},
     lead::{Campaign, Deposed, Lead, LeaderRecord, campaign},
     values::Values,
@@ -48,6 +49,8 @@ const ENTRIES_A_PAGE: usize = 256;
 const COMMIT_ROUNDS: usize = 8;
 /// How long one member of etcd may take to answer.
 const ETCD_ANSWER: Duration = Duration::from_secs(3);
+/// The same of one that is asked whether it would.
+const OBJECTION: Duration = Duration::from_secs(1);
 
 const INLINE: u8 = 0;
 const BY_NAME: u8 = 1;
@@ -59,6 +62,8 @@ pub struct SharedJournal {
     pub cluster: String,
     /// etcd's members.
     pub members: Vec<String>,
+    /// By what they know each other.
+    pub access: Access,
     /// The folder that all supervisors see.
     pub folder: PathBuf,
     /// Seconds that the lead lasts without being renewed.
@@ -129,10 +134,10 @@ impl SharedJournal {
     /// [`StoreError::Remote`] while etcd does not answer.
     pub fn open(&self) -> Result<JournalTurn<EtcdStore>, StoreError> {
         let keys = Keys::of(&self.cluster);
-        let mut etcd = Gateway::new(&self.members, ETCD_ANSWER);
+        let mut etcd = Gateway::new(&self.members, &self.access, ETCD_ANSWER);
         let values = Values::open(&self.folder)?;
         // A member that hangs is not to take the time in which another could renew the lease.
-        let mut renewing = Gateway::new(&self.members, Duration::from_secs(self.lease_s) / 4);
+        let mut renewing = Gateway::new(&self.members, &self.access, Duration::from_secs(self.lease_s) / 4);
         let run =
             campaign(&mut renewing, (&keys.leader, &keys.supervisors, &self.own), (self.lease_s, self.deposed.clone()));
         let lead = match run.map_err(|error| remote(&etcd, error))? {
@@ -165,12 +170,25 @@ impl SharedJournal {
 }
 
 impl SharedJournal {
+    /// What members of etcd have against being asked by this supervisor; nothing of those that do not answer now. And whether one has not.
+    pub fn objections(&self) -> (Vec<GatewayError>, bool) {
+        let leader = Keys::of(&self.cluster).leader;
+        let asked: Vec<_> = Gateway::new(&self.members, &self.access, OBJECTION)
+            .each()
+            .map(|mut member| member.read(&[&leader]).map(drop))
+            .collect();
+        let taken = asked.iter().any(Result::is_ok);
+        let objects =
+            |error: &GatewayError| matches!(error, GatewayError::Untrusted { .. } | GatewayError::Refused { .. });
+        (asked.into_iter().filter_map(Result::err).filter(objects).collect(), taken)
+    }
+
     /// Has supervisors that stand by end too.
     ///
     /// # Errors
     /// [`StoreError::Remote`] while etcd does not answer.
     pub fn end_all(&self) -> Result<(), StoreError> {
-        let mut etcd = Gateway::new(&self.members, ETCD_ANSWER);
+        let mut etcd = Gateway::new(&self.members, &self.access, ETCD_ANSWER);
         let mut said = || {
             let lease = Some(etcd.grant(ENDED_S)?);
             let ended = Write::Put { key: Keys::of(&self.cluster).ended, value: b"ended".to_vec(), lease };
@@ -185,7 +203,7 @@ impl SharedJournal {
     /// # Errors
     /// [`StoreError::Remote`] while etcd does not answer.
     pub fn has_ended(&self) -> Result<bool, StoreError> {
-        let mut etcd = Gateway::new(&self.members, ETCD_ANSWER);
+        let mut etcd = Gateway::new(&self.members, &self.access, ETCD_ANSWER);
         let read = etcd.read(&[&Keys::of(&self.cluster).ended]);
         read.map(|read| read.iter().any(Option::is_some)).map_err(|error| remote(&etcd, error))
     }
