@@ -75,6 +75,16 @@ def anthropic_client(api):
     assert call.type == "tool_use" and call.input["city"] in ["Oslo", "Rome"] and called.stop_reason == "tool_use", called
     with client.messages.stream(**asked, tools=tools, tool_choice={"type": "tool", "name": "weather"}) as stream:
         assert stream.get_final_message().content[0].input["days"] > 0
+    # Two calls, unless the answer is to end behind the first.
+    form = r"\n".join(r'<tool_call>\{"name": "weather", "arguments": \{"city": "CITY", "days": 1\}\}</tool_call>'.replace("CITY", city)
+                      for city in ["Oslo", "Rome"])
+    for alone, cities in [(False, ["Oslo", "Rome"]), (True, ["Oslo"])]:
+        wanted = {**asked, "max_tokens": 400, "tools": tools, "tool_choice": {"type": "auto", "disable_parallel_tool_use": alone},
+                  "extra_body": {"guided_regex": form}}
+        told = client.messages.create(**wanted)
+        assert [block.input["city"] for block in told.content] == cities and told.stop_reason == "tool_use", told
+        with client.messages.stream(**wanted) as stream:
+            assert [block.input for block in stream.get_final_message().content] == [block.input for block in told.content]
     # Twenty calls and what came of them: the session of an agent.
     turns = list(asked["messages"])
     for number in range(20):

@@ -31,6 +31,14 @@ pub enum Constraint {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// What ends behind the first call of one of these tools, wherever in the answer that stands.
+    OneCall {
+        /// Names of tools.
+        tools: Vec<String>,
+        /// The form that the answer has otherwise; absent: any text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        form: Option<Box<Constraint>>,
+    },
 }
 
 /// Most bytes of a regular expression, and of a schema.
@@ -114,8 +122,24 @@ impl Constraint {
     /// [`ModelError::Constraint`] with the part at fault; [`ModelError::ConstraintTime`] where it takes too long.
     pub fn check(&self) -> Result<(), ModelError> {
         self.check_size()?;
-        let constraint = self.clone();
+        let Some(constraint) = self.masking().cloned() else { return Ok(()) };
         self.in_time(COMPILED_WITHIN, move || constraint.compiled())?
+    }
+
+    /// The form of which tokens' masks are made, if there is one.
+    pub fn masking(&self) -> Option<&Self> {
+        match self {
+            Self::OneCall { form, .. } => form.as_deref(),
+            form => Some(form),
+        }
+    }
+
+    /// The tools of which the first call ends the answer.
+    pub fn ends_behind(&self) -> Option<&[String]> {
+        match self {
+            Self::OneCall { tools, .. } => Some(tools),
+            _ => None,
+        }
     }
 
     fn in_time<T: Send + 'static>(
@@ -143,6 +167,15 @@ impl Constraint {
                 most("texts", texts.len(), CHOICES.0)?;
                 most("bytes", texts.iter().map(String::len).sum(), CHOICES.1)
             }
+            Self::OneCall { tools, form } => {
+                most("tools", tools.len(), CHOICES.0)?;
+                most("bytes", tools.iter().map(String::len).sum(), CHOICES.1)?;
+                match form.as_deref() {
+                    Some(Self::OneCall { .. }) => Err(self.refused(String::new(), "it has one call within one call")),
+                    Some(form) => form.check_size(),
+                    None => Ok(()),
+                }
+            }
         }
     }
 
@@ -164,6 +197,7 @@ impl Constraint {
             Self::JsonObject | Self::JsonSchema(_) => "schema",
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
+            Self::OneCall { .. } => "one call",
         };
         // On one line: it goes into an error's message.
         let cause: String = cause.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -179,6 +213,9 @@ impl Constraint {
             Self::Choice(texts) => {
                 let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
                 TopLevelGrammar::from_regex(&format!("(?:{})", texts.join("|")))
+            }
+            Self::OneCall { form, .. } => {
+                form.as_ref().map_or_else(|| TopLevelGrammar::from_regex("(?s:.*)"), |form| form.grammar())
             }
         }
     }
@@ -495,6 +532,10 @@ mod tests {
         }
     }
 
+    fn one_call(form: Option<Constraint>) -> Constraint {
+        Constraint::OneCall { tools: vec!["weather".to_owned()], form: form.map(Box::new) }
+    }
+
     #[test]
     fn what_cannot_be_compiled_is_refused_with_its_place() {
         let wrong = json!({
@@ -509,9 +550,13 @@ mod tests {
             Constraint::Choice(Vec::new()),
             Constraint::Regex("a".repeat(REGEX_BYTES + 1)),
             Constraint::JsonSchema(json!({"type": "string", "minLength": 5, "maxLength": 2})),
+            one_call(Some(Constraint::Regex("(".to_owned()))),
+            one_call(Some(one_call(None))),
         ] {
             assert_eq!(wrong.check().unwrap_err().code(), "constraint", "{wrong:?}");
         }
         Constraint::JsonObject.check().unwrap();
+        one_call(None).check().unwrap();
+        one_call(Some(Constraint::JsonObject)).check().unwrap();
     }
 }
