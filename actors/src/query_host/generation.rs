@@ -287,10 +287,10 @@ impl<B: Backend> Generation<B> {
             // The room that is left is taken to close what is open.
             (LastRow::Logits(logits), Some(guide)) => {
                 let answer = choice.max_tokens as usize - choice.scored_tokens();
-                let (mut left_over, began) = (logits.clone(), Instant::now());
-                guide.mask(&mut left_over, left <= (answer / 2).min(CLOSES_WITHIN))?;
+                let began = Instant::now();
+                let mask = guide.mask(left <= (answer / 2).min(CLOSES_WITHIN))?;
                 masked += began.elapsed();
-                self.sampler.next(&left_over)
+                self.sampler.next_within(logits, &mask)
             }
             (LastRow::Logits(logits), None) => self.sampler.next(logits),
         };
