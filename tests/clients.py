@@ -13,6 +13,7 @@ that is there does not work. Only loopback; stops what it started.
 """
 
 import argparse
+import datetime
 import importlib.metadata
 import json
 import os
@@ -75,6 +76,16 @@ def anthropic_client(api):
     assert call.type == "tool_use" and call.input["city"] in ["Oslo", "Rome"] and called.stop_reason == "tool_use", called
     with client.messages.stream(**asked, tools=tools, tool_choice={"type": "tool", "name": "weather"}) as stream:
         assert stream.get_final_message().content[0].input["days"] > 0
+    # Two calls, unless the answer is to end behind the first.
+    form = r"\n".join(r'<tool_call>\{"name": "weather", "arguments": \{"city": "CITY", "days": 1\}\}</tool_call>'.replace("CITY", city)
+                      for city in ["Oslo", "Rome"])
+    for alone, cities in [(False, ["Oslo", "Rome"]), (True, ["Oslo"])]:
+        wanted = {**asked, "max_tokens": 400, "tools": tools, "tool_choice": {"type": "auto", "disable_parallel_tool_use": alone},
+                  "extra_body": {"guided_regex": form}}
+        told = client.messages.create(**wanted)
+        assert [block.input["city"] for block in told.content] == cities and told.stop_reason == "tool_use", told
+        with client.messages.stream(**wanted) as stream:
+            assert [block.input for block in stream.get_final_message().content] == [block.input for block in told.content]
     # Twenty calls and what came of them: the session of an agent.
     turns = list(asked["messages"])
     for number in range(20):
@@ -416,7 +427,7 @@ def node_version(node, package):
 
 
 def run_all(given, api, folder, pythons, nodes):
-    """Rows of client, version and whether it works, of those that are there."""
+    """Rows of client, version, date and whether it works, of those that are there."""
     script, rows = pathlib.Path(__file__).resolve(), []
     asked = [(package, [python, script, "--ask", package, api]) for python in pythons for package in CLIENTS]
     asked += [(package, [sys.executable, script, "--ask-node", package, api, node]) for node in nodes for package in NODE_CLIENTS]
@@ -428,7 +439,7 @@ def run_all(given, api, folder, pythons, nodes):
         if ended.returncode == 3:
             continue
         told = ended.stdout.strip().splitlines()
-        rows.append((package, told[0] if told else "?", "yes" if ended.returncode == 0 else "no"))
+        rows.append((package, told[0] if told else "?", datetime.date.today().isoformat(), "yes" if ended.returncode == 0 else "no"))
         state = "FAILED" if ended.returncode else "ok"
         print(f"{package}: {state} {time.monotonic() - began:.0f} s {ended.stderr[-3000:] if ended.returncode else ended.stderr[-200:]}",
               file=sys.stderr, flush=True)
@@ -436,7 +447,7 @@ def run_all(given, api, folder, pythons, nodes):
 
 
 def table(rows):
-    return "| client | version | works |\n|---|---|---|\n" + "".join("| {} | {} | {} |\n".format(*row) for row in rows)
+    return "| client | version | date | works |\n|---|---|---|---|\n" + "".join("| {} | {} | {} | {} |\n".format(*row) for row in rows)
 
 
 def write(page, rows):
@@ -475,7 +486,7 @@ def main():
         print(f"SKIPPED: {', '.join(missing)}: not installed", file=sys.stderr)
     if given.write:
         write(given.write, rows)
-    sys.exit(any(works == "no" for _, _, works in rows))
+    sys.exit(any(row[-1] == "no" for row in rows))
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ def tools(openai, client, api, messages):
         assert stream.until_done().get_final_response().output[0].arguments == call.arguments
     named = client.responses.create(**asked | {"tool_choice": {"type": "function", "name": "weather"}})
     assert json.loads(named.output[0].arguments)["city"] in ["Oslo", "Rome"], named
+    one_call(client, weather, asked)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "cold"}
     said = {"role": "user", "content": asked["input"]}
     behind = client.responses.create(model="asterism-7m", previous_response_id=answer.id, input=[output], max_output_tokens=8)
@@ -194,6 +195,31 @@ def tools(openai, client, api, messages):
             assert error.param == param, (fields, error.body)
         else:
             raise AssertionError(f"{fields} was taken")
+
+
+def one_call(client, weather, asked):
+    """An answer of two calls, unless no other is wanted behind the first: then it ends there."""
+    form = r"\n".join(r'<tool_call>\{"name": "weather", "arguments": \{"city": "CITY"\}\}</tool_call>'.replace("CITY", city) for city in ["Oslo", "Rome"])
+    said = {"model": "asterism-7m", "messages": [{"role": "user", "content": asked["input"]}], "max_tokens": 400,
+            "tools": [{"type": "function", "function": {name: weather[name] for name in ["name", "parameters"]}}]}
+    taken = {}
+    for parallel, cities in [(None, ["Oslo", "Rome"]), (True, ["Oslo", "Rome"]), (False, ["Oslo"])]:
+        wanted = {"extra_body": {"guided_regex": form}} | ({} if parallel is None else {"parallel_tool_calls": parallel})
+        answer = client.chat.completions.create(**said, **wanted)
+        called = [json.loads(call.function.arguments)["city"] for call in answer.choices[0].message.tool_calls]
+        assert (called, answer.choices[0].finish_reason) == (cities, "tool_calls"), answer
+        taken[parallel] = answer.usage.completion_tokens
+        chunks = list(client.chat.completions.create(**said, **wanted, stream=True))
+        streamed = [call.function.name for chunk in chunks for call in chunk.choices[0].delta.tool_calls or [] if call.function.name]
+        assert len(streamed) == len(cities) and chunks[-1].choices[0].finish_reason == "tool_calls", chunks
+        responded = client.responses.create(**asked | {"tool_choice": "auto", "max_output_tokens": 400}, **wanted)
+        assert [json.loads(call.arguments)["city"] for call in responded.output] == cities, responded
+        assert responded.parallel_tool_calls is (parallel is not False), responded
+        again = client.responses.retrieve(responded.id)
+        assert (again.output, again.parallel_tool_calls) == (responded.output, responded.parallel_tool_calls), again
+        *_, last = client.responses.create(**asked | {"tool_choice": "auto", "max_output_tokens": 400}, **wanted, stream=True)
+        assert len(last.response.output) == len(cities), last
+    assert taken[True] == taken[None] and 2 * taken[False] < taken[True] + 2, taken
 
 
 def structured(openai, client, api, messages):

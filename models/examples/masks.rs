@@ -1,4 +1,5 @@
-//! What holding an answer to a form costs a token: the mask over all tokens, and taking in the one that came. Answers are those of a
+//! What holding an answer to a form costs a token: which tokens may come, and taking in the one that came. Choosing among them costs no
+//! more than choosing among all. Answers are those of a
 //! model that likes every token as much, and each that ended is checked to be JSON.
 //!
 //!     cargo run --release -p asterism-models --example masks -- [--model DIR_OR_GGUF] [--tokens 2000]
@@ -93,14 +94,14 @@ fn answers(
     let (mut random, mut all, mut made) = (StdRng::seed_from_u64(7), Vec::new(), 0);
     while made < tokens {
         let mut guide = guides.guide(form)?;
-        let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed: made as u64, ..Sampling::default() });
+        let mut sampler = Sampler::new(Sampling::default());
         let (mut ids, mut took, mut is_whole) = (Vec::new(), Vec::new(), false);
         while ids.len() < LONGEST && !is_whole {
-            let mut logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-4.0..4.0)).collect();
+            let logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-4.0..4.0)).collect();
             let began = Instant::now();
-            guide.mask(&mut logits, false)?;
+            let mask = guide.mask(false)?;
             let masked = began.elapsed();
-            let id = sampler.next(&logits);
+            let id = sampler.next_within(&logits, &mask);
             if eos.contains(&id) {
                 is_whole = true;
                 continue;

@@ -9,7 +9,7 @@ mod shaping;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-pub use guide::{Constraint, Guide, Guides};
+pub use guide::{Constraint, Guide, Guides, TokenMask};
 pub use logprobs::Logprobs;
 pub use parameters::Sampling;
 use shaping::Shaper;
@@ -36,22 +36,30 @@ impl Sampler {
 
     /// The next token of `logits (vocab)`. Greedy takes the lowest id on an exact tie. NaN is never chosen.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
+        self.choose(logits, None)
+    }
+
+    /// The next token of those that may come, as if there were no others.
+    pub fn next_within(&mut self, logits: &[f32], mask: &TokenMask) -> u32 {
+        self.choose(logits, Some(mask))
+    }
+
+    fn choose(&mut self, logits: &[f32], mask: Option<&TokenMask>) -> u32 {
+        let likeliest = |logits: &[f32]| match mask {
+            None => greedy(logits),
+            Some(mask) => likeliest_within(logits, mask),
+        };
         let shaped = self.shaper.as_ref().map(|shaper| shaper.shaped(logits));
         let logits = shaped.as_deref().unwrap_or(logits);
         if self.sampling.temperature == 0.0 {
-            return greedy(logits);
+            return likeliest(logits);
         }
         let draw: f64 = self.random.random();
-        let weights = self.nucleus(logits);
-        let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
-        let mut left = draw * total;
-        for (id, weight) in &weights {
-            left -= weight;
-            if left < 0.0 {
-                return *id;
-            }
-        }
-        weights.last().map_or_else(|| greedy(logits), |(id, _)| *id)
+        let mut nucleus = match mask {
+            None => self.nucleus((0..).zip(logits.iter().copied())),
+            Some(mask) => self.nucleus(mask.of(logits)),
+        };
+        nucleus.drawn(draw).unwrap_or_else(|| likeliest(logits))
     }
 
     /// Whether the next token is the likeliest, whatever was drawn before.
@@ -64,33 +72,101 @@ impl Sampler {
         self.shaper.iter_mut().for_each(|shaper| shaper.accept(id));
     }
 
-    /// Ids with their unnormalised probabilities, most likely first, cut at `min_p`, `top_k` and `top_p`.
-    fn nucleus(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+    /// What is drawn from: cut at `min_p`, `top_k` and `top_p`.
+    fn nucleus(&self, logits: impl Iterator<Item = (u32, f32)> + Clone) -> Nucleus {
         let scale = f64::from(self.sampling.temperature);
-        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let most = f64::from(logits.clone().map(|(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max));
         let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
         // The likeliest has weight 1.
         let least = f64::from(self.sampling.min_p);
-        let mut weights: Vec<(u32, f64)> = (0u32..)
-            .zip(logits)
-            .map(|(id, logit)| (id, weight(*logit)))
+        let weights: Vec<(u32, f64)> = logits
+            .map(|(id, logit)| (id, weight(logit)))
             .filter(|(_, weight)| *weight > 0.0 && *weight >= least)
             .collect();
-        weights.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        if self.sampling.top_k > 0 {
-            weights.truncate(self.sampling.top_k as usize);
+        let total = weights.iter().map(|(_, weight)| weight).sum();
+        let mut nucleus = Nucleus { count: weights.len(), weights, sorted: 0, total };
+        if self.sampling.top_k > 0 && (self.sampling.top_k as usize) < nucleus.count {
+            nucleus.cut(self.sampling.top_k as usize);
         }
-        let wanted = f64::from(self.sampling.top_p) * weights.iter().map(|(_, weight)| weight).sum::<f64>();
-        let mut covered = 0.0;
-        let kept = weights.iter().take_while(|(_, weight)| {
-            let open = covered < wanted;
-            covered += weight;
-            open
-        });
-        let kept = kept.count();
-        weights.truncate(kept);
-        weights
+        if self.sampling.top_p < 1.0 {
+            nucleus.cover(f64::from(self.sampling.top_p) * nucleus.total);
+        }
+        nucleus
     }
+}
+
+/// Tokens to draw from, with their unnormalised probabilities. Sorted, most likely first, as far as they are looked at: most draws are
+/// among the first few of a hundred thousand.
+struct Nucleus {
+    weights: Vec<(u32, f64)>,
+    /// How many are sorted.
+    sorted: usize,
+    /// How many there are to draw from, of those that are likeliest.
+    count: usize,
+    /// The sum of these.
+    total: f64,
+}
+
+/// Tokens that are sorted at first, and by which factor there are more each time.
+const SORTED_FIRST: (usize, usize) = (64, 8);
+
+impl Nucleus {
+    /// The next likeliest, with its weight.
+    fn at(&mut self, at: usize) -> (u32, f64) {
+        let order = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        while at >= self.sorted {
+            let (first, factor) = SORTED_FIRST;
+            let end = (self.sorted * factor).clamp(first, self.weights.len().max(first)).min(self.weights.len());
+            let rest = &mut self.weights[self.sorted..];
+            let more = end - self.sorted;
+            if more < rest.len() {
+                rest.select_nth_unstable_by(more, order);
+            }
+            rest[..more].sort_unstable_by(order);
+            self.sorted = end;
+        }
+        self.weights[at]
+    }
+
+    /// Leaves so many.
+    fn cut(&mut self, count: usize) {
+        self.count = count;
+        self.total = (0..count).map(|at| self.at(at).1).sum();
+    }
+
+    /// Leaves as many as have so much together.
+    fn cover(&mut self, wanted: f64) {
+        let (mut count, mut covered) = (0, 0.0);
+        while count < self.count && covered < wanted {
+            covered += self.at(count).1;
+            count += 1;
+        }
+        (self.count, self.total) = (count, covered);
+    }
+
+    /// The token at this part of what they have together; none where there is none.
+    fn drawn(&mut self, part: f64) -> Option<u32> {
+        let mut left = part * self.total;
+        for at in 0..self.count {
+            let (id, weight) = self.at(at);
+            left -= weight;
+            if left < 0.0 {
+                return Some(id);
+            }
+        }
+        self.count.checked_sub(1).map(|last| self.at(last).0)
+    }
+}
+
+/// The likeliest of those that may come. Where those are many, the likeliest of all is one of them mostly.
+fn likeliest_within(logits: &[f32], mask: &TokenMask) -> u32 {
+    if mask.is_dense() {
+        let best = greedy(logits);
+        if mask.allows(best) && logits.get(best as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY) {
+            return best;
+        }
+    }
+    mask.likeliest(logits).unwrap_or_default()
 }
 
 fn greedy(logits: &[f32]) -> u32 {
@@ -170,6 +246,30 @@ mod tests {
         };
         assert_eq!((drawn(1, 0.0), drawn(2, 0.0), drawn(9, 0.0)), (vec![0], vec![0, 1], vec![0, 1, 2]));
         assert_eq!((drawn(0, 1.0), drawn(0, 0.5), drawn(0, 0.3)), (vec![0], vec![0, 1], vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn what_is_sorted_as_far_as_it_is_looked_at_is_what_all_sorted_is() {
+        let mut random = StdRng::seed_from_u64(11);
+        for (vocab, top_k, top_p) in [(5000, 0, 1.0), (5000, 0, 0.7), (5000, 700, 1.0), (5000, 90, 0.5), (50, 60, 0.9)]
+        {
+            let logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-40..40) as f32 / 10.0).collect();
+            let sampler =
+                Sampler::new(Sampling { temperature: 1.0, top_k, top_p, min_p: 0.001, ..Sampling::default() });
+            let mut all: Vec<(u32, f64)> = (0u32..).zip(logits.iter().map(|logit| f64::from(*logit))).collect();
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let mut nucleus = sampler.nucleus((0..).zip(logits.iter().copied()));
+            assert!(nucleus.count > 0 && (top_k == 0 || nucleus.count <= top_k as usize));
+            for part in [0.0, 0.2, 0.5, 0.9, 0.999] {
+                let drawn = nucleus.drawn(part).unwrap();
+                let at = all.iter().position(|(id, _)| *id == drawn).unwrap();
+                let weights: Vec<f64> =
+                    all[..nucleus.count].iter().map(|(_, logit)| (logit - all[0].1).exp()).collect();
+                let (before, total) = (weights[..at].iter().sum::<f64>(), weights.iter().sum::<f64>());
+                let (low, high) = (before / total, (before + weights[at]) / total);
+                assert!(low - 1e-9 <= part && part <= high + 1e-9, "{vocab} {top_k} {top_p}: {low} {part} {high}");
+            }
+        }
     }
 
     #[test]

@@ -146,7 +146,8 @@ impl<B: Backend> Engine<B> {
 
     /// Has what holds a job's answer to its form made.
     fn forming(&mut self, order: &Generate) -> Option<PendingGuide> {
-        let (constraint, job, arrivals) = (order.choice.sampling().constraint?, order.job, self.arrivals.clone());
+        let constraint = order.choice.sampling().constraint?.masking()?.clone();
+        let (job, arrivals) = (order.job, self.arrivals.clone());
         let former = self.former.get_or_insert_with(|| forms::start(self.model.clone()));
         Some(former.order((order.tenant, constraint), move || drop(arrivals.send(Arrival::Fresh { job }))))
     }

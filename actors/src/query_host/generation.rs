@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, Likeliest};
-use asterism_models::{ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream};
+use asterism_models::{
+    CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream,
+};
 use tokio::time::Instant;
 
 use crate::{
@@ -36,6 +38,8 @@ pub struct Generation<B: Backend> {
     /// What holding it to its form took: a mask, and taking in the token that came of it.
     masks: DurationHistogram,
     text: TextStream,
+    /// Reads the answer for the call that ends it, where one does.
+    calls: Option<CallReader>,
     /// Keys of its context, which each row reads.
     keys: u64,
     /// The question, or the token chosen last and what is guessed to follow it.
@@ -92,7 +96,7 @@ impl LastRow {
 /// The end of an answer.
 #[derive(Debug, PartialEq)]
 pub struct End {
-    /// End of sequence or stop string, rather than the token limit.
+    /// End of sequence, stop string or call, rather than the token limit.
     pub stopped: bool,
     /// Text held back.
     pub text: String,
@@ -108,15 +112,19 @@ impl<B: Backend> Generation<B> {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let scored = order.choice.scored.as_deref().unwrap_or_default();
         let ids = [&order.query_ids[..], scored].concat();
+        let sampling = order.choice.sampling();
+        let ending = sampling.constraint.as_ref().and_then(Constraint::ends_behind);
+        let calls = ending.map(|tools| CallReader::new(tools.to_vec()));
         let lookup = order.lookup.take().map(|context| Lookup::new([context, ids.clone()].concat()));
         Self {
             awaited,
             generator: Generator::new(keys, order.query_start).asked(ids.len()),
-            sampler: Sampler::asked(order.choice.sampling(), &ids, &model.decoder.config().eos),
+            sampler: Sampler::asked(sampling, &ids, &model.decoder.config().eos),
             guide: None,
             forming,
             masks: DurationHistogram::default(),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
+            calls,
             ids,
             guessed: 0,
             lookup,
@@ -279,10 +287,10 @@ impl<B: Backend> Generation<B> {
             // The room that is left is taken to close what is open.
             (LastRow::Logits(logits), Some(guide)) => {
                 let answer = choice.max_tokens as usize - choice.scored_tokens();
-                let (mut left_over, began) = (logits.clone(), Instant::now());
-                guide.mask(&mut left_over, left <= (answer / 2).min(CLOSES_WITHIN))?;
+                let began = Instant::now();
+                let mask = guide.mask(left <= (answer / 2).min(CLOSES_WITHIN))?;
                 masked += began.elapsed();
-                self.sampler.next(&left_over)
+                self.sampler.next_within(logits, &mask)
             }
             (LastRow::Logits(logits), None) => self.sampler.next(logits),
         };
@@ -305,7 +313,8 @@ impl<B: Backend> Generation<B> {
             (LastRow::Logits(logits), Some(most)) => Some(Box::new(TokenLogprobs::of(logits, id, most))),
             _ => None,
         };
-        let end = if self.text.stopped() {
+        let has_called = self.calls.as_mut().is_some_and(|calls| ends_call(calls, &piece));
+        let end = if self.text.stopped() || has_called {
             Some(End { stopped: true, text: String::new() })
         } else if self.guide.as_ref().is_some_and(Guide::is_whole) {
             Some(End { stopped: true, text: self.text.finish()? })
@@ -316,4 +325,9 @@ impl<B: Backend> Generation<B> {
         };
         Ok(Chosen { token: Some((id, piece, logprobs)), end })
     }
+}
+
+/// Whether a call ends with this piece of an answer.
+fn ends_call(calls: &mut CallReader, piece: &str) -> bool {
+    !piece.is_empty() && calls.push(piece).iter().any(|piece| matches!(piece, CallPiece::Call { .. }))
 }

@@ -31,6 +31,14 @@ pub enum Constraint {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// What ends behind the first call of one of these tools, wherever in the answer that stands.
+    OneCall {
+        /// Names of tools.
+        tools: Vec<String>,
+        /// The form that the answer has otherwise; absent: any text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        form: Option<Box<Constraint>>,
+    },
 }
 
 /// Most bytes of a regular expression, and of a schema.
@@ -114,8 +122,24 @@ impl Constraint {
     /// [`ModelError::Constraint`] with the part at fault; [`ModelError::ConstraintTime`] where it takes too long.
     pub fn check(&self) -> Result<(), ModelError> {
         self.check_size()?;
-        let constraint = self.clone();
+        let Some(constraint) = self.masking().cloned() else { return Ok(()) };
         self.in_time(COMPILED_WITHIN, move || constraint.compiled())?
+    }
+
+    /// The form of which tokens' masks are made, if there is one.
+    pub fn masking(&self) -> Option<&Self> {
+        match self {
+            Self::OneCall { form, .. } => form.as_deref(),
+            form => Some(form),
+        }
+    }
+
+    /// The tools of which the first call ends the answer.
+    pub fn ends_behind(&self) -> Option<&[String]> {
+        match self {
+            Self::OneCall { tools, .. } => Some(tools),
+            _ => None,
+        }
     }
 
     fn in_time<T: Send + 'static>(
@@ -143,6 +167,15 @@ impl Constraint {
                 most("texts", texts.len(), CHOICES.0)?;
                 most("bytes", texts.iter().map(String::len).sum(), CHOICES.1)
             }
+            Self::OneCall { tools, form } => {
+                most("tools", tools.len(), CHOICES.0)?;
+                most("bytes", tools.iter().map(String::len).sum(), CHOICES.1)?;
+                match form.as_deref() {
+                    Some(Self::OneCall { .. }) => Err(self.refused(String::new(), "it has one call within one call")),
+                    Some(form) => form.check_size(),
+                    None => Ok(()),
+                }
+            }
         }
     }
 
@@ -164,6 +197,7 @@ impl Constraint {
             Self::JsonObject | Self::JsonSchema(_) => "schema",
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
+            Self::OneCall { .. } => "one call",
         };
         // On one line: it goes into an error's message.
         let cause: String = cause.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -179,6 +213,9 @@ impl Constraint {
             Self::Choice(texts) => {
                 let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
                 TopLevelGrammar::from_regex(&format!("(?:{})", texts.join("|")))
+            }
+            Self::OneCall { form, .. } => {
+                form.as_ref().map_or_else(|| TopLevelGrammar::from_regex("(?s:.*)"), |form| form.grammar())
             }
         }
     }
@@ -354,27 +391,21 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// Leaves in `logits (vocab)` those of tokens that may come next. `closes`: the answer's room ends, so that what is open is
-    /// closed where that can be.
+    /// Which tokens may come next. `closes`: the answer's room ends, so that what is open is closed where that can be.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] when the parser gives up, or nothing may come next.
-    pub fn mask(&mut self, logits: &mut [f32], closes: bool) -> Result<(), ModelError> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| lost(&error.to_string()))?;
+    pub fn mask(&mut self, closes: bool) -> Result<TokenMask, ModelError> {
+        let mut mask = self.matcher.compute_mask_or_eos().map_err(|error| lost(&error.to_string()))?;
         let ends = self.matcher.is_accepting().is_ok_and(|accepting| accepting) || self.matcher.is_stopped();
         if let Some(only) = self.closing(&mask, ends).filter(|_| closes) {
-            let keep = logits.get(only as usize).copied().unwrap_or_default().max(f32::MIN);
-            logits.fill(f32::NEG_INFINITY);
-            logits.get_mut(only as usize).into_iter().for_each(|logit| *logit = keep);
-            return Ok(());
+            mask.set_all(false);
+            mask.allow_token(only);
+            return Ok(TokenMask(mask));
         }
-        let eos: Vec<(usize, f32)> =
-            self.eos.iter().filter_map(|id| Some((*id as usize, *logits.get(*id as usize)?))).collect();
-        keep(logits, mask.as_slice());
-        for (id, logit) in eos {
-            logits[id] = if ends { logit } else { f32::NEG_INFINITY };
-        }
-        if ends || !mask.is_zero() { Ok(()) } else { Err(lost("no token may come next")) }
+        let vocab = mask.len();
+        self.eos.iter().filter(|id| (**id as usize) < vocab).for_each(|id| mask.set(*id as usize, ends));
+        if mask.is_zero() { Err(lost("no token may come next")) } else { Ok(TokenMask(mask)) }
     }
 
     /// What closes most of what is open.
@@ -404,19 +435,49 @@ impl Guide {
     }
 }
 
-/// Leaves the logits whose bits are set.
-fn keep(logits: &mut [f32], bits: &[u32]) {
-    for (at, logits) in logits.chunks_mut(32).enumerate() {
-        match bits.get(at).copied().unwrap_or(0) {
-            0 => logits.fill(f32::NEG_INFINITY),
-            u32::MAX => {}
+/// Which tokens may come next.
+pub struct TokenMask(SimpleVob);
+
+impl TokenMask {
+    /// Those of `logits (vocab)`, with their ids.
+    pub fn of<'l>(&'l self, logits: &'l [f32]) -> impl Iterator<Item = (u32, f32)> + Clone + 'l {
+        let words =
+            logits.chunks(WORD_BITS.len()).zip(self.0.as_slice()).enumerate().filter(|(_, (_, word))| **word != 0);
+        words.flat_map(|(at, (logits, word))| {
+            let ids = (at * WORD_BITS.len()) as u32..;
+            let allowed = ids.zip(logits).zip(WORD_BITS).filter(move |(_, bit)| word & bit != 0);
+            allowed.map(|((id, logit), _)| (id, *logit))
+        })
+    }
+
+    /// Whether it has one of most runs of tokens.
+    pub fn is_dense(&self) -> bool {
+        let words = self.0.as_slice();
+        4 * words.iter().filter(|word| **word != 0).count() > words.len()
+    }
+
+    /// Whether this one may come.
+    pub fn allows(&self, id: u32) -> bool {
+        (id as usize) < self.0.len() && self.0.is_allowed(id)
+    }
+
+    /// The likeliest of them: the lowest id on an exact tie, and never one that is not a number where another is one.
+    pub fn likeliest(&self, logits: &[f32]) -> Option<u32> {
+        let (chunks, rest) = logits.as_chunks::<{ WORD_BITS.len() }>();
+        let words = self.0.as_slice();
+        let mut lanes = [f32::NEG_INFINITY; WORD_BITS.len()];
+        for (chunk, word) in chunks.iter().zip(words).filter(|(_, word)| **word != 0) {
             // Without a branch for each: where words stay by their letters, bits are mixed.
-            bits => {
-                for (logit, bit) in logits.iter_mut().zip(WORD_BITS) {
-                    *logit = if bits & bit == 0 { f32::NEG_INFINITY } else { *logit };
-                }
+            for ((most, logit), bit) in lanes.iter_mut().zip(chunk).zip(WORD_BITS) {
+                let logit = if word & bit == 0 { f32::NEG_INFINITY } else { *logit };
+                *most = if logit > *most { logit } else { *most };
             }
         }
+        let whole = (chunks.len() * WORD_BITS.len()) as u32;
+        let behind = (whole..).zip(rest).filter(|(id, _)| self.allows(*id));
+        let more = |most: f32, logit: f32| if logit > most { logit } else { most };
+        let most = lanes.into_iter().chain(behind.map(|(_, logit)| *logit)).fold(f32::NEG_INFINITY, more);
+        self.of(logits).find(|(_, logit)| *logit == most).or_else(|| self.of(logits).next()).map(|(id, _)| id)
     }
 }
 
@@ -452,9 +513,9 @@ mod tests {
         let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() });
         let (mut random, mut ids) = (StdRng::seed_from_u64(seed), Vec::new());
         while ids.len() < most {
-            let mut logits: Vec<f32> = (0..config.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
-            guide.mask(&mut logits, 2 * ids.len() > most).unwrap();
-            let id = sampler.next(&logits);
+            let logits: Vec<f32> = (0..config.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
+            let mask = guide.mask(2 * ids.len() > most).unwrap();
+            let id = sampler.next_within(&logits, &mask);
             if config.eos.contains(&id) {
                 return (tokenizer.decode(&ids).unwrap(), true);
             }
@@ -496,6 +557,36 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_chosen_of_those_that_may_come_as_if_there_were_no_others() {
+        let mut random = StdRng::seed_from_u64(3);
+        for (vocab, part) in [(70, 0.5), (64, 0.05), (33, 1.0), (1000, 0.01)] {
+            let mut logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-4..4) as f32).collect();
+            logits[1] = f32::NAN;
+            let mut mask = SimpleVob::alloc(vocab);
+            (0..vocab).filter(|_| random.random_bool(part)).for_each(|id| mask.set(id, true));
+            mask.set(vocab - 1, true);
+            let masked: Vec<f32> =
+                (0..vocab).map(|id| if mask.get(id) { logits[id] } else { f32::NEG_INFINITY }).collect();
+            let mask = TokenMask(mask);
+            for temperature in [0.0, 1.0] {
+                let sampling = Sampling { temperature, seed: 5, top_p: 0.9, ..Sampling::default() };
+                let (mut within, mut plain) = (Sampler::new(sampling.clone()), Sampler::new(sampling));
+                for _ in 0..20 {
+                    assert_eq!(within.next_within(&logits, &mask), plain.next(&masked), "{vocab} {part}");
+                }
+            }
+        }
+        // What is forbidden is not chosen, also where nothing that may come is likely.
+        let (mut mask, mut sampler) = (SimpleVob::alloc(40), Sampler::new(Sampling::default()));
+        mask.set(35, true);
+        assert_eq!(sampler.next_within(&[f32::NEG_INFINITY; 40], &TokenMask(mask)), 35);
+    }
+
+    fn one_call(form: Option<Constraint>) -> Constraint {
+        Constraint::OneCall { tools: vec!["weather".to_owned()], form: form.map(Box::new) }
+    }
+
+    #[test]
     fn what_cannot_be_compiled_is_refused_with_its_place() {
         let wrong = json!({
             "type": "object",
@@ -509,9 +600,13 @@ mod tests {
             Constraint::Choice(Vec::new()),
             Constraint::Regex("a".repeat(REGEX_BYTES + 1)),
             Constraint::JsonSchema(json!({"type": "string", "minLength": 5, "maxLength": 2})),
+            one_call(Some(Constraint::Regex("(".to_owned()))),
+            one_call(Some(one_call(None))),
         ] {
             assert_eq!(wrong.check().unwrap_err().code(), "constraint", "{wrong:?}");
         }
         Constraint::JsonObject.check().unwrap();
+        one_call(None).check().unwrap();
+        one_call(Some(Constraint::JsonObject)).check().unwrap();
     }
 }

@@ -163,7 +163,8 @@ mod tests {
 
     #[test]
     fn text_and_calls_are_blocks_one_after_the_other() {
-        let tools = Tools { described: Vec::new(), names: vec!["f".to_owned()], choice: ToolChoice::Auto };
+        let tools =
+            Tools { described: Vec::new(), names: vec!["f".to_owned()], choice: ToolChoice::Auto, parallel: true };
         let model = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
         let shape = AnswerShape { tools: Some(Arc::new(tools)), ..AnswerShape::default() };
         let shape = MessageShape { shape, stops: Vec::new(), model: Arc::new(model) };

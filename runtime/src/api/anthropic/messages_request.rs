@@ -88,7 +88,16 @@ fn answered(mut fields: Map<String, Value>) -> Checked<Fields> {
         fields.insert("tools".to_owned(), described(tools)?);
     }
     if let Some(choice) = fields.shift_remove("tool_choice").filter(|choice| !choice.is_null()) {
+        let alone = choice["disable_parallel_tool_use"].clone();
         fields.insert("tool_choice".to_owned(), chosen(&choice)?);
+        match alone {
+            Value::Null => {}
+            Value::Bool(alone) => drop(fields.insert("parallel_tool_calls".to_owned(), (!alone).into())),
+            _ => {
+                let message = "tool_choice has a disable_parallel_tool_use that is not true or false";
+                return Err(Refusal::invalid("tool_choice", message));
+            }
+        }
     }
     if let Some(stops) = fields.shift_remove("stop_sequences").filter(|stops| !stops.is_null()) {
         fields.insert("stop".to_owned(), stops);
@@ -263,6 +272,17 @@ mod tests {
         assert_eq!(conversation.turns[2].tooling.as_ref().unwrap().calls[0].arguments, json!({"path": "a.txt"}));
         assert_eq!(conversation.tools.unwrap().choice, tools::ToolChoice::Required);
         assert_eq!((asked.job.max_tokens, asked.job.stop), (64, vec!["END".to_owned()]));
+        for (choice, parallel) in [
+            (json!({"type": "auto"}), true),
+            (json!({"type": "auto", "disable_parallel_tool_use": true}), false),
+            (json!({"type": "any", "disable_parallel_tool_use": true}), false),
+            (json!({"type": "auto", "disable_parallel_tool_use": false}), true),
+        ] {
+            let tools = json!([{"name": "read", "input_schema": {"type": "object"}}]);
+            let messages = json!([{"role": "user", "content": "a"}]);
+            let read = read(json!({"messages": messages, "tools": tools, "tool_choice": choice})).unwrap();
+            assert_eq!(read.0.tools.unwrap().parallel, parallel, "{choice}");
+        }
     }
 
     #[test]
@@ -280,6 +300,10 @@ mod tests {
             (json!({"messages": [{"role": "user", "content": [3]}]}), "no object"),
             (json!({"messages": [{"role": "user", "content": 3}]}), "no text"),
             (json!({"messages": one, "tools": [3]}), "no object"),
+            (
+                json!({"messages": one, "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
+                "true or false",
+            ),
         ] {
             let refused = read(body.clone()).err().map(|refused| refused.to_string()).unwrap_or_default();
             assert!(refused.contains(cause), "{body}: {refused}");

@@ -129,6 +129,7 @@ pub async fn about(
     let described = tools.as_ref().map_or_else(Vec::new, |tools| tools.described.clone());
     if let Some(tools) = tools {
         hold_to_call(&mut asked, &tools)?;
+        asked.job.sampling.constraint = tools.ending(asked.job.sampling.constraint.take());
         asked.shape.tools = Some(Arc::new(tools));
     }
     if is_continued(&turns) {

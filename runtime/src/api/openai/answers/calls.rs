@@ -41,6 +41,8 @@ impl AnswerPiece {
 /// Reads an answer for calls.
 pub struct AnswerReader {
     kind: ReaderKind,
+    /// How many calls are told; what follows them is left out.
+    most: usize,
     /// What the ids of calls begin with.
     id: String,
     /// Calls of other answers of the request.
@@ -68,9 +70,10 @@ impl AnswerReader {
             Some(Tools { choice: ToolChoice::Named(name), .. }) => ReaderKind::Arguments(name.clone()),
             Some(tools) => ReaderKind::Found(CallReader::new(tools.names.clone())),
         };
+        let most = if tools.is_none_or(|tools| tools.parallel) { usize::MAX } else { 1 };
         let digits = digits.rsplit('-').next().unwrap_or_default();
         let id = digits.chars().filter(char::is_ascii_alphanumeric).take(JOB_LETTERS).collect();
-        Self { kind, id, first: 16 * index, calls: 0 }
+        Self { kind, most, id, first: 16 * index, calls: 0 }
     }
 
     /// More of it.
@@ -108,6 +111,9 @@ impl AnswerReader {
     fn pieces(&mut self, told: Vec<CallPiece>) -> Vec<AnswerPiece> {
         let mut pieces = Vec::new();
         for one in told {
+            if self.calls == self.most {
+                break;
+            }
             match one {
                 CallPiece::Text(text) => pieces.push(AnswerPiece::Text(text)),
                 CallPiece::Call { name, arguments: json } => {
@@ -165,7 +171,7 @@ mod tests {
     use super::*;
 
     fn tools(choice: ToolChoice) -> Tools {
-        Tools { described: Vec::new(), names: vec!["f".to_owned()], choice }
+        Tools { described: Vec::new(), names: vec!["f".to_owned()], choice, parallel: true }
     }
 
     #[test]
@@ -177,5 +183,22 @@ mod tests {
         assert_eq!(whole(Some(&tools(ToolChoice::Auto)), of, call), (String::new(), vec![found.clone()]));
         let named = tools(ToolChoice::Named("f".to_owned()));
         assert_eq!(whole(Some(&named), of, r#"{"a":1}"#), (String::new(), vec![found]));
+    }
+
+    #[test]
+    fn what_follows_the_only_call_is_left_out() {
+        let (of, one) = (("job-0123456789", 0), Tools { parallel: false, ..tools(ToolChoice::Auto) });
+        let call = |a: usize| format!(r#"{{"name": "f", "arguments": {{"a": {a}}}}}"#);
+        let tagged = |a| format!("<tool_call>{}</tool_call>", call(a));
+        for text in [
+            format!("So: {}\n{} and so on", tagged(1), tagged(2)),
+            format!("So: [TOOL_CALLS][{}, {}]", call(1), call(2)),
+            format!("So: {} That is it.", tagged(1)),
+        ] {
+            let (said, calls) = whole(Some(&one), of, &text);
+            assert_eq!((said.as_str(), calls.len(), calls[0].arguments.as_str()), ("So: ", 1, r#"{"a":1}"#), "{text}");
+        }
+        let (said, calls) = whole(Some(&one), of, "Nothing to call.");
+        assert_eq!((said.as_str(), calls.len()), ("Nothing to call.", 0));
     }
 }

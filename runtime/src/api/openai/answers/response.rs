@@ -65,7 +65,7 @@ pub fn object((status, settings): (&JobStatus, &ResponseSettings), model: &Model
 
 /// What finds calls in an answer.
 fn reader(status: &JobStatus, settings: &ResponseSettings) -> AnswerReader {
-    let tools = Tools::of_flat((&settings.tools, &settings.tool_choice));
+    let tools = Tools::of_flat((&settings.tools, &settings.tool_choice, settings.parallel));
     AnswerReader::new(tools.as_ref(), (&status.id, 0))
 }
 

@@ -34,6 +34,7 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("structured_outputs", "all", "vLLM's: one of `json`, `json_object`, `regex`, `choice`"),
     ("tools", "chats, responses", "up to 128 functions, by the model's own template"),
     ("tool_choice", "chats, responses", "`none`, `auto`, `required`, or a function by its name"),
+    ("parallel_tool_calls", "chats, responses", "`false` ends an answer behind its first call"),
     ("chat_template_kwargs", "chats", "further variables of the chat template, such as `enable_thinking`"),
     ("stream", "all", "server-sent events, `[DONE]` at the end; a comment every 10 s of silence"),
     ("stream_options", "all", "`include_usage`, `continuous_usage_stats`, `include_obfuscation`"),
@@ -63,16 +64,8 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
 ];
 
 /// Fields that clients send and that change nothing of an answer.
-pub const HARMLESS: &[&str] = &[
-    "cache_salt",
-    "guided_decoding_backend",
-    "metadata",
-    "parallel_tool_calls",
-    "request_id",
-    "safety_identifier",
-    "service_tier",
-    "user",
-];
+pub const HARMLESS: &[&str] =
+    &["cache_salt", "guided_decoding_backend", "metadata", "request_id", "safety_identifier", "service_tier", "user"];
 
 /// Fields that are taken with the values that ask for nothing, and what to expect. Of an object each part may be absent.
 pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
@@ -84,6 +77,7 @@ pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("suffix", &["\"\""], "expected none"),
     ("tools", &["[]"], "expected none; chats and responses take tools"),
     ("tool_choice", &["\"none\"", "\"auto\""], "chats and responses take tools"),
+    ("parallel_tool_calls", &["true", "false"], "completions call no tools"),
     ("functions", &["[]"], "expected none; name them in tools"),
     ("function_call", &["\"none\"", "\"auto\""], "there are no functions; use tool_choice"),
     ("modalities", &["[\"text\"]"], "answers are text"),

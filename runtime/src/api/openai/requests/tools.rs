@@ -22,6 +22,8 @@ pub struct Tools {
     pub names: Vec<String>,
     /// Whether the model has to call one.
     pub choice: ToolChoice,
+    /// Whether an answer may call several.
+    pub parallel: bool,
 }
 
 /// Whether the model has to call a tool.
@@ -38,7 +40,8 @@ pub enum ToolChoice {
 /// The tools of a request, unless it has none or wants none called.
 pub fn take(fields: &mut Fields) -> Checked<Option<Tools>> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
-    let choice = fields.value("tool_choice");
+    let (choice, parallel) = (fields.value("tool_choice"), parallel(fields)?);
+    fields.value(PARALLEL);
     if tools.len() > MOST_TOOLS {
         return Err(Refusal::invalid(
             "tools",
@@ -62,7 +65,18 @@ pub fn take(fields: &mut Fields) -> Checked<Option<Tools>> {
             _ => Err(Refusal::invalid("tool_choice", "a tool is to be called, and there are no tools")),
         };
     }
-    Ok(Some(Tools { described, names, choice }))
+    Ok(Some(Tools { described, names, choice, parallel }))
+}
+
+const PARALLEL: &str = "parallel_tool_calls";
+
+/// `parallel_tool_calls`: whether an answer may call several tools; stays there.
+pub fn parallel(fields: &Fields) -> Checked<bool> {
+    match fields.peek(PARALLEL) {
+        None => Ok(true),
+        Some(Value::Bool(parallel)) => Ok(*parallel),
+        Some(_) => Err(wrong(PARALLEL, &"expected true or false")),
+    }
 }
 
 /// A tool's name, and itself as templates expect it: Responses write it without a level.
@@ -148,14 +162,24 @@ impl Tools {
     }
 
     /// Those that were described so; none where there are none.
-    pub fn of_flat((tools, choice): (&[Value], &Value)) -> Option<Self> {
+    pub fn of_flat((tools, choice, parallel): (&[Value], &Value, bool)) -> Option<Self> {
         let (names, described): (Vec<String>, _) =
             tools.iter().enumerate().filter_map(|(at, tool)| tool_of(at, tool.clone()).ok()).unzip();
         let choice = chosen(Some(choice.clone()), &names).ok().flatten().filter(|_| !names.is_empty())?;
-        Some(Self { described, names, choice })
+        Some(Self { described, names, choice, parallel })
     }
 
-    /// The form that an answer has which has to be a call.
+    /// Where an answer ends that may be a call, and only one: behind it, whatever form it has otherwise.
+    pub fn ending(&self, form: Option<Constraint>) -> Option<Constraint> {
+        match (&self.choice, self.parallel) {
+            (ToolChoice::Auto, false) => {
+                Some(Constraint::OneCall { tools: self.names.clone(), form: form.map(Box::new) })
+            }
+            _ => form,
+        }
+    }
+
+    /// The form that an answer has which has to be a call, and only one.
     pub fn form(&self) -> Option<Constraint> {
         let schema = |function: &Value| match &function["parameters"] {
             Value::Null => json!({ "type": "object" }),
@@ -237,9 +261,9 @@ mod tests {
         assert_eq!(named.described, [weather()]);
         assert_eq!(named.flat()[0]["parameters"], weather()["function"]["parameters"]);
         assert_eq!(named.flat_choice(), json!({"type": "function", "name": "weather"}));
-        let again = Tools::of_flat((&named.flat(), &named.flat_choice())).unwrap();
+        let again = Tools::of_flat((&named.flat(), &named.flat_choice(), true)).unwrap();
         assert_eq!((again.names, again.choice), (named.names.clone(), named.choice.clone()));
-        assert_eq!(Tools::of_flat((&[], &json!("none"))), None);
+        assert_eq!(Tools::of_flat((&[], &json!("none"), true)), None);
         assert_eq!(named.form(), Some(Constraint::JsonSchema(weather()["function"]["parameters"].clone())));
         let required = taken(json!({"tools": [weather()], "tool_choice": "required"})).unwrap().unwrap();
         required.form().expect("a form").check().unwrap();
@@ -252,10 +276,29 @@ mod tests {
             (json!({"tool_choice": "required"}), "no tools"),
             (json!({"tools": [weather()], "tool_choice": {"type": "web_search"}}), "web_search"),
             (json!({"tools": [weather()], "tool_choice": 3}), "expected none"),
+            (json!({"tools": [weather()], "parallel_tool_calls": "no"}), "expected true or false"),
         ] {
             let refused = taken(body.clone()).unwrap_err().to_string();
             assert!(refused.contains(cause), "{body}: {refused}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_may_call_once_ends_behind_its_call() {
+        let asked = |parallel: Value| {
+            let body = json!({"tools": [weather()], "parallel_tool_calls": parallel});
+            taken(body).unwrap().unwrap()
+        };
+        for parallel in [json!(null), json!(true)] {
+            assert_eq!(asked(parallel.clone()).ending(None), None, "{parallel}");
+        }
+        let ending = |form| Some(Constraint::OneCall { tools: vec!["weather".to_owned()], form });
+        assert_eq!(asked(json!(false)).ending(None), ending(None));
+        let object = Constraint::JsonObject;
+        assert_eq!(asked(json!(false)).ending(Some(object.clone())), ending(Some(Box::new(object))));
+        // One that has to call is held to one call in any case.
+        let required = json!({"tools": [weather()], "tool_choice": "required", "parallel_tool_calls": false});
+        assert_eq!(taken(required).unwrap().unwrap().ending(None), None);
     }
 
     #[test]

@@ -90,6 +90,7 @@ impl ResponseRequest {
             text: fields.peek("text").cloned(),
             store: fields.take("store")?.unwrap_or(true),
             logprobs: included(&mut fields)?,
+            parallel: tools::parallel(&fields)?,
             ..ResponseSettings::default()
         };
         let tools = tools::take(&mut fields)?;
@@ -247,7 +248,7 @@ async fn before(
     let record = block(move || kept.read(&id_read)).await.map_err(|error| Refusal::failed("internal", error))?;
     let (settings, turns) = record.map(|record| (record.settings, record.turns)).unwrap_or_default();
     let mut turns = turns.ok_or_else(|| refused("has no conversation that was stored: send the whole conversation"))?;
-    turns.push(said(&status, Tools::of_flat((&settings.tools, &settings.tool_choice)).as_ref()));
+    turns.push(said(&status, Tools::of_flat((&settings.tools, &settings.tool_choice, settings.parallel)).as_ref()));
     Ok((turns, Some(share)))
 }
 

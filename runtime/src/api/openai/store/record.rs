@@ -45,6 +45,8 @@ pub struct ResponseSettings {
     pub tools: Vec<Value>,
     /// `tool_choice`
     pub tool_choice: Value,
+    /// `parallel_tool_calls`
+    pub parallel: bool,
 }
 
 impl Default for ResponseSettings {
@@ -63,6 +65,7 @@ impl Default for ResponseSettings {
             logprobs: None,
             tools: Vec::new(),
             tool_choice: "none".into(),
+            parallel: true,
         }
     }
 }
@@ -100,7 +103,7 @@ impl ResponseSettings {
             ("top_logprobs", json!(self.logprobs.unwrap_or(0))),
             ("tools", json!(self.tools)),
             ("tool_choice", self.tool_choice.clone()),
-            ("parallel_tool_calls", (!self.tools.is_empty()).into()),
+            ("parallel_tool_calls", self.parallel.into()),
         ] {
             response[name] = value;
         }
