@@ -1,6 +1,7 @@
 //! What a running cluster keeps in its data_dir: locks, the record of who serves it, logs. Certificates are apart.
 
 pub(crate) mod archive;
+pub mod links;
 pub(crate) mod logs;
 pub mod private;
 pub(crate) mod start_file;

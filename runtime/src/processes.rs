@@ -6,7 +6,6 @@ pub(crate) mod condition;
 pub(crate) mod cores;
 pub mod device;
 pub mod keeper;
-pub(crate) mod links;
 pub mod node;
 pub mod readiness;
 pub mod service;

@@ -205,7 +205,7 @@ fn plan_says_which_islands_links_were_measured_for() {
     let query = "[[host]]\nname = \"q\"\nnode = \"n0\"\nrole = \"query\"\n".to_owned();
     let file = "version = 1\n[cluster]\nlisten = \"10.0.0.0:7400\"\ndata_dir = \"data\"\n".to_owned();
     let place = Place::new(&[file].into_iter().chain(nodes).chain(hosts).chain([query]).collect::<String>());
-    let plan = ["plan", "--tokens", "8k", "--method", "ring", "--explain"];
+    let plan = ["plan", "--tokens", "8k", "--explain"];
     assert!(!place.says(&plan).contains("island"), "nothing was measured");
     let link = |from: usize, to: usize, rate: f64| serde_json::json!({"from": format!("c{from}"), "to": format!("c{to}"), "transport": "quic", "bytes_per_s": rate});
     // Two switches, whose machines are far from those of the other.

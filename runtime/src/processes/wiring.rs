@@ -37,14 +37,13 @@ use crate::{
     api::admin::{door::PeerRefusals, running::Configured},
     certificates::{credentials, members},
     cluster::{Cluster, Host, Model, file as cluster_file},
-    data_dir::{self, private},
+    data_dir::{self, links, private},
     error::{CliError, Exit},
     observe::{logging, metrics},
     processes::{
         calibration,
         checkpoint::{checkpoint_of, kv_type, model_front, weights_digest},
         device::{self, ProcessWeights},
-        links,
         node::Watching,
     },
 };

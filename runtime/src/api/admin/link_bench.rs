@@ -9,7 +9,7 @@ use asterism_actors::{
 use tokio::runtime::Handle;
 
 use super::running::RunningFile;
-use crate::processes::links;
+use crate::data_dir::links;
 
 /// Measures links when it is asked to; clones are the same one.
 #[derive(Clone)]

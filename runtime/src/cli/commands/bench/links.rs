@@ -9,9 +9,10 @@ use crate::{
     cli::output::{self, Table},
     client::Client,
     cluster::{Cluster, size::duration},
+    data_dir::links,
     error::{CliError, Exit},
     globals::{Format, Globals},
-    processes::{calibration, checkpoint, links},
+    processes::{calibration, checkpoint},
 };
 
 /// How often it is looked at.

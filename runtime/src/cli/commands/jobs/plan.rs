@@ -25,10 +25,11 @@ use crate::{
         sample::sample,
         size::{Tokens, bytes, duration, grouped},
     },
+    data_dir::links,
     error::{CliError, Exit},
     globals::Globals,
     observe::logging,
-    processes::{calibration, checkpoint, links, wiring},
+    processes::{calibration, checkpoint, wiring},
 };
 use placed::{Holders, query_memory, weights_by_device};
 

@@ -18,7 +18,7 @@ use crate::{
     globals,
 };
 
-const DAY_SECONDS: f64 = 86_400.0;
+const SECONDS_A_DAY: f64 = 86_400.0;
 
 /// What those files had when they were read last.
 #[derive(Clone, Debug, Default)]
@@ -127,7 +127,7 @@ fn refuse_ended(path: &Path) -> Result<(), CliError> {
     else {
         return Ok(());
     };
-    let days = |seconds: f64| (seconds / DAY_SECONDS).ceil();
+    let days = |seconds: f64| (seconds / SECONDS_A_DAY).ceil();
     let now = SystemTime::now();
     let (begins, ended) = ((not_before - now).as_seconds_f64(), -(not_after - now).as_seconds_f64());
     let path = path.display();
@@ -136,7 +136,7 @@ fn refuse_ended(path: &Path) -> Result<(), CliError> {
         return Err(CliError::usage(what).hint("set this machine's clock, or name another"));
     }
     if ended >= 0.0 {
-        let what = format!("the certificate file {path} ended {} days ago", (ended / DAY_SECONDS).floor());
+        let what = format!("the certificate file {path} ended {} days ago", (ended / SECONDS_A_DAY).floor());
         return Err(CliError::usage(what).hint("have another one made, and name it"));
     }
     Ok(())
