@@ -79,7 +79,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="asterism-likely-") as folder:
         folder = pathlib.Path(folder)
         python = pathlib.Path.cwd() / given.python if given.python else python_with(
-            ["lm_eval[api]==0.4.13", "transformers==4.57.6"], folder, lambda why: skipped(f"loglikelihoods were not compared: {why}"))
+            ["lm_eval[api]==0.4.13", "transformers==5.24.0"], folder, lambda why: skipped(f"loglikelihoods were not compared: {why}"))
         rows(folder)
         model = f'[model]\npath = "{given.model.resolve()}"\ndtype = "f32"\ndevice = "cpu"\n'
         with Cluster(given.binary, folder, "likely", contexts=1, api='listen = "127.0.0.1:0"\n', sections=model) as cluster:
