@@ -83,8 +83,8 @@ fn groups<'a>(fast: &BTreeMap<NodePair<'a>, f64>) -> Vec<BTreeSet<&'a str>> {
     for ((one, other), _) in pairs {
         let at = |node: &str| groups.iter().position(|group| group.contains(node)).expect("each is in one");
         let (first, second) = (at(one).min(at(other)), at(one).max(at(other)));
-        let near = |a: &&str| groups[second].iter().all(|b| fast.contains_key(&(*a.min(&b), *a.max(&b))));
-        if first != second && groups[first].iter().all(|node| near(&node)) {
+        let near = |a: &&str| groups[second].iter().all(|b| fast.contains_key(&(*a.min(b), *a.max(b))));
+        if first != second && groups[first].iter().all(near) {
             let joined = groups.remove(second);
             groups[first].extend(joined);
         }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
@@ -89,7 +89,7 @@ fn of_key(key: &str, error: CliError) -> CliError {
     CliError { message: format!("[standby] {key}: {}", error.message), ..error }
 }
 
-fn login(user: &str, file: &PathBuf) -> Result<Login, CliError> {
+fn login(user: &str, file: &Path) -> Result<Login, CliError> {
     let password = globals::read_token(file).and_then(|password| {
         secrets::refuse_exposed("password", file)?;
         Ok(password)
