@@ -65,7 +65,7 @@ pub struct NodeArgs {
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
-    /// Where this node gets its certificates [default: security.join_listen]
+    /// Where this node gets its certificates [default: security.join_listen; beside the supervisor, where that is every address]
     #[arg(long, value_name = "ADDRESS")]
     pub token_from: Option<PlacePort>,
     /// Hosts of a node that is in no cluster file, such as 'context x2, device=cpu'; several: each
@@ -164,6 +164,12 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     ended
 }
 
+/// Where certificates are given out, if the cluster file names a port of every address of the supervisor's machine.
+fn beside_supervisor(cluster: &Cluster, supervisor: &Places) -> Option<PlacePort> {
+    let listen = cluster.security.join_listen.filter(|listen| listen.ip().is_unspecified())?;
+    Some(PlacePort { place: supervisor.first().place.clone(), port: listen.port() })
+}
+
 /// Runs the hosts of a node until told to end, or until all of them are done.
 pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let ReadFile { cluster, text, directory } = globals.read_cluster()?;
@@ -186,19 +192,19 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
     let copy = data_dir::start_file(&cluster.data_dir, LockRole::Node(name));
     let launch = Launch::new(StartFile::new(copy, &directory, text), args.join.clone())?;
+    let token_from = args.token_from.clone().or_else(|| beside_supervisor(&cluster, &args.join));
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
-            joining::join(&cluster, (name, &members, offer.as_deref()), token_file, args.token_from.as_ref()).await?;
+            joining::join(&cluster, (name, &members, offer.as_deref()), token_file, token_from.as_ref()).await?;
         }
         let own = members.iter().copied().chain([(MemberRole::Node, name)]);
         credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
-        renewal::keep(&cluster, (name, &names), args.token_from.clone());
+        renewal::keep(&cluster, (name, &names), token_from.clone());
         logs::keep_short(&cluster.data_dir);
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        let tie =
-            SupervisorTie::new(&cluster, &hosts, &args.join, (&agent, exits))?.certified_at(args.token_from.clone());
+        let tie = SupervisorTie::new(&cluster, &hosts, &args.join, (&agent, exits))?.certified_at(token_from);
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let manager = ServiceManager::of_environment()
             .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
