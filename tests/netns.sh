@@ -9,10 +9,7 @@ cd "$(dirname "$0")/.."
 source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-[ "$(id -u)" = 0 ] || skip "network namespaces need root"
-command -v ip > /dev/null || skip "there is no ip (iproute2)"
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || skip "there is no Python 3.10 or later"
-[ -w /dev/net/tun ] || skip "there are no TUN devices"
+needs_machines
 [ -x "$binary" ] || { echo "error: $binary is not there; cargo build --release"; exit 2; }
 
 prefix="ast$$"
@@ -24,28 +21,13 @@ asterism() { machine first "$binary" "$@" -f "$folder/cluster.toml"; }
 
 cleanup() {
     asterism down > /dev/null 2>&1 || true
-    for pid in "${agents[@]}"; do kill "$pid" 2> /dev/null || true; done
-    wait 2> /dev/null || true
-    for name in first second third; do ip netns del "$prefix-$name" 2> /dev/null || true; done
+    remove_machines "${agents[*]}" first second third
     rm -rf "$folder"
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-coproc network { exec python3 tests/weather.py "${prefix}1=10.77.0.1" "${prefix}2=10.77.0.2" "${prefix}3=10.77.0.3" 2>&1; }
-read -r said <&"${network[0]}"
-[ "$said" = ready ] || skip "this machine lets nobody make a network: $said"
-network() { echo "$*" >&"${network[1]}"; }
-number=0
-for name in first second third; do
-    number=$((number + 1))
-    { ip netns add "$prefix-$name" && machine "$name" true; } 2> /dev/null ||
-        skip "this machine lets nobody make a network namespace"
-    ip link set "$prefix$number" netns "$prefix-$name"
-    machine "$name" ip link set lo up
-    machine "$name" ip addr add "10.77.0.$number/24" dev "$prefix$number"
-    machine "$name" ip link set "$prefix$number" up
-done
+make_machines 10.77.0 first second third
 
 cp tests/netns.toml "$folder/cluster.toml"
 asterism cert init > /dev/null
@@ -80,17 +62,17 @@ same() {
     echo "$1, $SECONDS s after the start: the same tokens"
 }
 
-network weather 0.01 0.02
+weather "weather 0.01 0.02"
 same "1% lost, 20 ms of delay" "$(answer)"
 answer > "$folder/cut.txt" &
 job=$!
 sleep 1
-network cut 10.77.0.3
+weather "cut 10.77.0.3"
 sleep 10
-network heal 10.77.0.3
+weather "heal 10.77.0.3"
 wait "$job"
 same "third machine cut off for 10 s" "$(cat "$folder/cut.txt")"
 ready
 same "healed" "$(answer)"
-network end
+weather end
 cat <&"${network[0]}"

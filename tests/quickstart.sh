@@ -9,10 +9,7 @@ cd "$(dirname "$0")/.."
 source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-[ "$(id -u)" = 0 ] || skip "network namespaces need root"
-command -v ip > /dev/null || skip "there is no ip (iproute2)"
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || skip "there is no Python 3.10 or later"
-[ -w /dev/net/tun ] || skip "there are no TUN devices"
+needs_machines
 [ -x "$binary" ] || { echo "error: $binary is not there; cargo build --release"; exit 2; }
 
 prefix="asq$$"
@@ -26,12 +23,8 @@ machine() { # NAME LINE
 }
 cleanup() {
     (machine one "timeout 20 asterism down") > /dev/null 2>&1 || true
-    for pid in "${stay[@]}" ${network_PID:-}; do kill "$pid" 2> /dev/null || true; done
-    wait 2> /dev/null || true
-    for name in one two three; do
-        ip netns del "$prefix-$name" 2> /dev/null || true
-        rm -rf "/etc/netns/$prefix-$name"
-    done
+    remove_machines "${stay[*]}" one two three
+    rm -rf /etc/netns/"$prefix"-*
     rmdir /etc/netns 2> /dev/null || true
     rm -rf "$folder"
 }
@@ -43,23 +36,13 @@ failed() {
     exit 1
 }
 
-coproc network { exec python3 tests/weather.py "${prefix}1=10.78.0.1" "${prefix}2=10.78.0.2" "${prefix}3=10.78.0.3" 2>&1; }
-read -r said <&"${network[0]}"
-[ "$said" = ready ] || skip "this machine lets nobody make a network: $said"
+make_machines 10.78.0 one two three
 mkdir "$folder/bin"
 ln -s "$binary" "$folder/bin/asterism"
-number=0
 for name in one two three; do
-    number=$((number + 1))
     mkdir -p "$folder/$name" "/etc/netns/$prefix-$name"
     printf '%s\n' '127.0.0.1 localhost' '10.78.0.1 one.room' '10.78.0.2 two.room' '10.78.0.3 three.room' \
         > "/etc/netns/$prefix-$name/hosts"
-    { ip netns add "$prefix-$name" && ip netns exec "$prefix-$name" true; } 2> /dev/null ||
-        skip "this machine lets nobody make a network namespace"
-    ip link set "$prefix$number" netns "$prefix-$name"
-    ip netns exec "$prefix-$name" ip link set lo up
-    ip netns exec "$prefix-$name" ip addr add "10.78.0.$number/24" dev "$prefix$number"
-    ip netns exec "$prefix-$name" ip link set "$prefix$number" up
     ln -s "$PWD/examples" "$PWD/dashboards" "$folder/$name/"
 done
 

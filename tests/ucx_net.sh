@@ -10,10 +10,7 @@ cd "$(dirname "$0")/.."
 source tests/support.sh
 binary=$(realpath "${1:-target/release/asterism}")
 
-[ "$(id -u)" = 0 ] || skip "network namespaces need root"
-command -v ip > /dev/null || skip "there is no ip (iproute2)"
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || skip "there is no Python 3.10 or later"
-[ -w /dev/net/tun ] || skip "there are no TUN devices"
+needs_machines
 [ -x "$binary" ] || { echo "error: $binary is not there; cargo build --release --features ucx"; exit 2; }
 "$binary" bench transport --help | grep -q ucx-tcp || skip "$binary was built without UCX"
 
@@ -31,28 +28,13 @@ stop() {
 }
 cleanup() {
     stop
-    kill "${network_PID:-}" 2> /dev/null || true
-    wait 2> /dev/null || true
-    for name in first second; do ip netns del "$prefix-$name" 2> /dev/null || true; done
+    remove_machines "" first second
     rm -rf "$folder"
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-coproc network { exec python3 tests/weather.py "${prefix}1=10.79.0.1" "${prefix}2=10.79.0.2" 2>&1; }
-read -r said <&"${network[0]}"
-[ "$said" = ready ] || skip "this machine lets nobody make a network: $said"
-network() { printf '%s\n' "$@" >&"${network[1]}"; }
-number=0
-for name in first second; do
-    number=$((number + 1))
-    { ip netns add "$prefix-$name" && machine "$name" true; } 2> /dev/null ||
-        skip "this machine lets nobody make a network namespace"
-    ip link set "$prefix$number" netns "$prefix-$name"
-    machine "$name" ip link set lo up
-    machine "$name" ip addr add "10.79.0.$number/24" dev "$prefix$number"
-    machine "$name" ip link set "$prefix$number" mtu 9000 up
-done
+mtu=9000 make_machines 10.79.0 first second
 
 export UCX_TLS=tcp
 # A cluster whose tensors travel by $1, ready.
@@ -120,33 +102,33 @@ start auto
 wanted=$(answer)
 data "over ucx"
 same "undisturbed" "$(answer)"
-network "limit 1400"
+weather "limit 1400"
 same "packets above 1,400 bytes lost" "$(answer)"
 data "over quic" "nothing came over UCX" "MTU"
-network "limit 0"
+weather "limit 0"
 stop
 
 start auto
 same "undisturbed" "$(answer)"
-network "block 6"
+weather "block 6"
 same "TCP lost" "$(answer)"
 data "over quic" "nothing came over UCX"
-network "block 0"
+weather "block 0"
 stop
 
 start auto
 same "undisturbed" "$(answer)"
 answer > "$folder/cut.txt" &
 job=$!
-network "cut 10.79.0.2"
+weather "cut 10.79.0.2"
 sleep 3
-network "heal 10.79.0.2"
+weather "heal 10.79.0.2"
 wait "$job"
 same "cut off for 3 s" "$(cat "$folder/cut.txt")"
 stop
 
-network "limit 1400"
+weather "limit 1400"
 start quic
 same "QUIC, packets above 1,400 bytes lost" "$(answer)"
-network end
+weather end
 cat <&"${network[0]}"
