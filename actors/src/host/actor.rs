@@ -1,6 +1,6 @@
 //! The shell of a host: a ractor actor that hands each event to the side it belongs to, and sends their messages.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_transport::{Link, Reached};
@@ -27,6 +27,8 @@ use crate::{
 
 /// The supervisor's name among peers.
 const SUPERVISOR_PEER: &str = "supervisor";
+/// What a host measures of its links goes with a heartbeat so often: it costs a supervisor of a thousand hosts more than heartbeats do.
+const LINKS_REPORTED_EVERY: Duration = Duration::from_secs(1);
 
 /// Contexts that a host has shards of, and jobs that it generates for with what opens their contexts.
 pub type HeldWork = (Vec<u64>, Vec<(u64, Ticket)>);
@@ -65,6 +67,7 @@ pub async fn spawn<B: Backend>(
         cores: None,
         outbox: None,
         supervisor: LinkBook::default(),
+        links_reported: None,
     };
     Actor::spawn(None, HostActor(std::marker::PhantomData), shell)
         .await
@@ -86,6 +89,8 @@ pub struct HostShell<B: Backend> {
     outbox: Option<Outbox<HostMessage>>,
     /// The link to the supervisor.
     supervisor: LinkBook,
+    /// When this supervisor was last told of links.
+    links_reported: Option<Instant>,
 }
 
 impl<B: Backend> Actor for HostActor<B> {
@@ -112,7 +117,7 @@ impl<B: Backend> Actor for HostActor<B> {
             HostActorMessage::Linked(outbox, link) => {
                 let (transport, why) = (shell.transports.control.name(), String::new());
                 shell.supervisor.opened(SUPERVISOR_PEER, &Reached { link, transport, why });
-                shell.outbox = Some(outbox);
+                (shell.outbox, shell.links_reported) = (Some(outbox), None);
             }
             HostActorMessage::Unlinked => shell.outbox = None,
             HostActorMessage::Command(command) => shell.command(command),
@@ -122,7 +127,7 @@ impl<B: Backend> Actor for HostActor<B> {
                 shell.context(context_host::ContextHostEvent::Beat);
                 let (kv_bytes, idle_bytes) = shell.context.as_ref().map_or((0, 0), |side| side.state.kv_bytes());
                 shell.report(HostMessage::Heartbeat { kv_bytes, idle_bytes });
-                shell.report(HostMessage::Links(shell.links()));
+                shell.report_links();
                 let _ = handled.send(());
             }
             HostActorMessage::Introduce(reply) => {
@@ -221,6 +226,14 @@ impl<B: Backend> HostShell<B> {
         let (now, outbox) = (self.started.elapsed(), &self.outbox);
         if let Some(side) = &mut self.query {
             side.handle(now, event, &mut |message| send(outbox, message));
+        }
+    }
+
+    fn report_links(&mut self) {
+        let now = Instant::now();
+        if self.links_reported.is_none_or(|at| now - at >= LINKS_REPORTED_EVERY) {
+            self.links_reported = Some(now);
+            self.report(HostMessage::Links(self.links()));
         }
     }
 

@@ -115,7 +115,7 @@ pub enum HostMessage {
         /// KV bytes of shards that nobody asks for any more, and that go when there is no room.
         idle_bytes: u64,
     },
-    /// What the host measures of its links; said with every heartbeat, and the latest stands.
+    /// What the host measures of its links; said with a heartbeat once a second, and the latest stands.
     Links(LinkReport),
     /// What it measured of its links, as it was told to.
     Measured {

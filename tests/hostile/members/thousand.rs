@@ -77,10 +77,14 @@ async fn beat(
     };
     let report = LinkReport { links: vec![link], ..LinkReport::default() };
     let mut pace = tokio::time::interval(Duration::from_millis(heartbeat_ms));
-    loop {
+    let beats_per_report = 1000 / heartbeat_ms;
+    for beat in 0.. {
         pace.tick().await;
-        let beaten = say(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }).await;
-        if beaten.and(say(HostMessage::Links(report.clone())).await).is_err() {
+        let mut beaten = say(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }).await;
+        if beat % beats_per_report == 0 {
+            beaten = beaten.and(say(HostMessage::Links(report.clone())).await);
+        }
+        if beaten.is_err() {
             return;
         }
     }

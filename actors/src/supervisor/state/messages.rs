@@ -14,8 +14,6 @@ use crate::{
     },
 };
 
-/// Metrics follow what hosts report so often: setting them costs more than taking a report in, and a thousand hosts report at each heartbeat.
-const COUNTED_EVERY: Duration = Duration::from_secs(1);
 /// Longest that a host may say that its end takes: a day.
 const LONGEST_GRACE_MS: u64 = 86_400_000;
 
@@ -56,14 +54,9 @@ impl SupervisorState {
                 report.traffic.carried.retain(|carried| metric::TRANSPORTS.contains(&carried.transport.as_str()));
                 report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
                 self.hosts.note_answered(now, host, report.answered);
-                let earlier = self.hosts.at(host).reported.counted;
-                let counted = earlier.filter(|at| now.saturating_sub(*at) < COUNTED_EVERY);
-                self.hosts.at_mut(host).reported =
-                    HostReport { counted: counted.or(Some(now)), ..HostReport::of(&report, now) };
-                if counted.is_none() {
-                    let host = self.hosts.name(host).to_string();
-                    out.push(SupervisorCommand::Observe(Observation::Links { host, report }));
-                }
+                self.hosts.at_mut(host).reported = HostReport::of(&report, now);
+                let host = self.hosts.name(host).to_string();
+                out.push(SupervisorCommand::Observe(Observation::Links { host, report }));
                 return WorkChange::Nothing;
             }
             HostMessage::Ready { numerics, model } => {

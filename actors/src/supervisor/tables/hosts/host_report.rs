@@ -35,8 +35,6 @@ pub struct HostReport {
     pub data_links: Vec<DataLinks>,
     /// What it had answered by then.
     pub answered: AnswerReading,
-    /// When metrics took a report of it in last.
-    pub counted: Option<Duration>,
 }
 
 impl HostReport {
@@ -49,7 +47,6 @@ impl HostReport {
             gpu: report.process.gpu,
             data_links: data_links(report),
             answered: report.answered,
-            counted: None,
         }
     }
 }
