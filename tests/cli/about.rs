@@ -1,5 +1,7 @@
 //! What the command line says of itself, and whose model, type and method `bench` times.
 
+use std::net::TcpListener;
+
 use super::{Place, SMALL};
 
 #[test]
@@ -36,4 +38,17 @@ fn bench_times_what_the_cluster_file_names() {
     assert!(named.contains("with dense, 2 hosts") && named.contains("f32"), "{named}");
     let absent = Place::new(&SMALL.replace("[attention.star]", "[model]\npath = \"nowhere\"\n[attention.star]"));
     assert!(absent.says(&short).starts_with("exit 2"), "a model of the file that is not there");
+}
+
+#[test]
+fn who_waits_for_a_supervisor_that_hangs_is_told_so() {
+    // The system takes connections, and nobody reads them.
+    let hangs = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = format!("http://{}", hangs.local_addr().expect("an address"));
+    let place = Place::new(SMALL);
+    for command in [&["status"][..], &["job", "list"], &["job", "status", "job-1"]] {
+        let printed = place.says(&[command, &["--server", &server, "--request-timeout", "3"]].concat());
+        assert!(printed.contains(&format!("no answer from {server} yet; it is waited for, up to 3 s")), "{printed}");
+        assert!(!printed.starts_with("exit 0"), "{printed}");
+    }
 }

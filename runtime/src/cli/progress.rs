@@ -2,6 +2,8 @@
 
 use std::{
     io::{IsTerminal, stderr},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -9,12 +11,33 @@ use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus, Waiting};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
+    client::Client,
     cluster::size::grouped,
     globals::{Globals, printable},
 };
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(200);
+/// Longest that a person waits for an answer without a word.
+const WORDLESS: Duration = Duration::from_secs(2);
+
+/// What a supervisor answers, with a line for whoever waits for it longer than [`WORDLESS`].
+pub fn answered<T>(globals: &Globals, client: &Client, ask: impl FnOnce(&Client) -> T) -> T {
+    let (answer, awaited) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if awaited.recv_timeout(WORDLESS) == Err(RecvTimeoutError::Timeout) {
+                let (base, most) = (client.base(), globals.request_timeout.as_secs());
+                globals.note(format_args!(
+                    "no answer from {base} yet; it is waited for, up to {most} s (--request-timeout)"
+                ));
+            }
+        });
+        let answered = ask(client);
+        drop(answer);
+        answered
+    })
+}
 
 /// Shows how far a job is.
 pub struct Progress {

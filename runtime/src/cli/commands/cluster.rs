@@ -22,7 +22,10 @@ use clap::Args;
 use rustix::process::Signal;
 
 use crate::{
-    cli::output::{self, Table, lower},
+    cli::{
+        output::{self, Table, lower},
+        progress,
+    },
     client::Client,
     cluster::{
         Cluster,
@@ -198,7 +201,7 @@ fn within(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
 pub fn status(globals: &Globals) -> Result<Exit, CliError> {
     logging::client(globals);
     let client = Client::find(globals)?;
-    let status = client.topology()?;
+    let status = progress::answered(globals, &client, Client::topology)?;
     match globals.format {
         Format::Table => output::print(&status_table(&status.hosts).to_string())?,
         format => output::print_json(&status, format)?,

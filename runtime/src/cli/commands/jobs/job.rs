@@ -10,7 +10,10 @@ use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
 use crate::{
-    cli::output::{self, Table},
+    cli::{
+        output::{self, Table},
+        progress,
+    },
     client::{Client, Following},
     cluster::size::{grouped, span},
     error::{CliError, Exit},
@@ -68,7 +71,8 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
     match verb {
         JobVerb::Submit(args) => submit::run(globals, &args),
         JobVerb::List(ListArgs { state, limit }) => {
-            let jobs = Client::find(globals)?.jobs(&state, usize::try_from(limit).unwrap_or(usize::MAX))?;
+            let (client, most) = (Client::find(globals)?, usize::try_from(limit).unwrap_or(usize::MAX));
+            let jobs = progress::answered(globals, &client, |client| client.jobs(&state, most))?;
             output::print_rows(&jobs, globals.format, table)?;
             globals.note(match jobs.first() {
                 Some(job) => format!("next: asterism job status {}", job.id),
@@ -77,7 +81,7 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
             Ok(Exit::Success)
         }
         JobVerb::Status(JobId { id }) => {
-            let status = Client::find(globals)?.job(&id)?;
+            let status = progress::answered(globals, &Client::find(globals)?, |client| client.job(&id))?;
             show(globals, &status)?;
             globals.note(match status.phase {
                 Some(_) => format!("next: asterism job result {id} waits for it"),
