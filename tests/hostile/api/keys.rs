@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use asterism_actors::machine;
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, DEADLINE, kill};
 
@@ -172,7 +173,8 @@ fn who_asks_for_a_little_does_not_wait_behind_who_asks_for_everything() {
     assert!(before < 20 || left * 2 > before, "answered after {took:?}, when {left} of {before} still waited");
 }
 
-/// For five minutes, or as many seconds as `ASTERISM_FLOOD_S` says; on a machine with cores to spare for those who flood.
+/// For five minutes, or as many seconds as `ASTERISM_FLOOD_S` says. Those who flood stand for other machines: the cluster's processes
+/// and the quiet client have the cores before them.
 #[test]
 #[ignore = "takes minutes"]
 fn a_flood_of_one_key_leaves_anothers_chats_as_quick_as_twice_alone() {
@@ -205,6 +207,7 @@ fn a_flood_of_one_key_leaves_anothers_chats_as_quick_as_twice_alone() {
         for at in 0..16 {
             let (cluster, long, response, fine) = (&cluster, &long, &response, &fine);
             scope.spawn(move || {
+                machine::stand_back();
                 while !is_over() {
                     match at % 4 {
                         0 => drop(ask(cluster, "moon", ("POST", CHAT), long)),
