@@ -281,6 +281,10 @@ pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
     }
 }
 
+/// Heartbeats of all hosts together that a supervisor asks for in a second: with more hosts each beats less often, as long as silence
+/// means the same.
+const MOST_HEARTBEATS_PER_S: u64 = 2048;
+
 fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
     let section = &file.supervisor;
     let at_least_one = |key, got: u64| match got {
@@ -297,8 +301,10 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
             expected: format!("more than heartbeat_ms x suspect_after = {suspect_after_ms}"),
         });
     }
+    let paced_ms = (1000 * file.hosts.len() as u64).div_ceil(MOST_HEARTBEATS_PER_S);
+    let longest_ms = (section.dead_after_ms - 1) / suspect_after;
     Ok(Liveness {
-        heartbeat: Duration::from_millis(heartbeat_ms),
+        heartbeat: Duration::from_millis(heartbeat_ms.max(paced_ms.min(longest_ms))),
         suspect_after: section.suspect_after,
         dead_after: Duration::from_millis(section.dead_after_ms),
         rejoin: REJOIN,

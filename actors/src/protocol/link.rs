@@ -148,6 +148,8 @@ pub enum ReachError {
 pub struct Inbox {
     receiver: Box<dyn FrameReceiver>,
     link: Arc<dyn Link>,
+    /// As [`peer_name`].
+    peer: String,
     /// What a peer without a certificate says that it is.
     claimed: Option<Party>,
 }
@@ -155,14 +157,14 @@ pub struct Inbox {
 impl Inbox {
     /// The next message, or why there is none.
     pub async fn receive<M: WireMessage + AuthorizedMessage>(&mut self) -> Result<M, InboxError> {
-        let peer = peer_name(self.link.as_ref());
-        let frame = self.receiver.receive().await?.ok_or_else(|| InboxError::Closed { peer: peer.clone() })?;
+        let peer = || self.peer.clone();
+        let frame = self.receiver.receive().await?.ok_or_else(|| InboxError::Closed { peer: peer() })?;
         if frame.header.kind != FrameKind::Control {
-            return Err(InboxError::Frame { peer, kind: frame.header.kind });
+            return Err(InboxError::Frame { peer: peer(), kind: frame.header.kind });
         }
-        let message = M::read(&frame.meta, &peer)?;
+        let message = M::read(&frame.meta, &self.peer)?;
         authority::admit(self.link.peer(), &mut self.claimed, &message)
-            .inspect_err(|denied| metric::refused(denied.code(), &peer, denied))?;
+            .inspect_err(|denied| metric::refused(denied.code(), &self.peer, denied))?;
         Ok(message)
     }
 }
@@ -172,7 +174,7 @@ pub fn control<M: WireMessage + AuthorizedMessage + Send + 'static>(
     channel: Channel,
     link: &Arc<dyn Link>,
 ) -> (Outbox<M>, Inbox) {
-    let inbox = Inbox { receiver: channel.receiver, link: link.clone(), claimed: None };
+    let inbox = Inbox { receiver: channel.receiver, link: link.clone(), peer: peer_name(link.as_ref()), claimed: None };
     (Outbox::new(channel.sender, link.version()), inbox)
 }
 

@@ -4,11 +4,11 @@ mod names;
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use asterism_transport::Observer;
-use metrics::{counter, gauge, histogram};
+use metrics::{Counter, counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, GpuReading, GpuStatus, HostHealth, HostStatus, SessionState, Timings},
@@ -432,15 +432,24 @@ pub fn refused(reason: &'static str, who: &str, cause: &dyn std::fmt::Display) {
 /// Counts what the transport of this process does. A host's own counts go into its [`crate::tally::Tally`], which asks for no
 /// host, and are the host's where the supervisor serves them.
 pub struct TransportMetrics {
-    /// Transport by name, such as `quic`.
-    pub transport: &'static str,
+    transport: &'static str,
+    /// Found once: bytes are counted with every frame.
+    sent: OnceLock<Counter>,
+    received: OnceLock<Counter>,
+}
+
+impl TransportMetrics {
+    /// Of a transport by name, such as `quic`.
+    pub fn new(transport: &'static str) -> Self {
+        Self { transport, sent: OnceLock::new(), received: OnceLock::new() }
+    }
 }
 
 impl Observer for TransportMetrics {
     fn bytes(&self, sent: bool, bytes: usize) {
-        let direction = if sent { "sent" } else { "received" };
+        let (direction, counter) = if sent { ("sent", &self.sent) } else { ("received", &self.received) };
         let labels = [("host", SUPERVISOR_LABEL), ("direction", direction), ("transport", self.transport)];
-        counter!(TRANSPORT_BYTES, &labels).increment(bytes as u64);
+        counter.get_or_init(|| counter!(TRANSPORT_BYTES, &labels)).increment(bytes as u64);
     }
 
     fn rejected(&self, reason: &'static str) {

@@ -105,10 +105,10 @@ mod tests {
         let tally = Tally::default();
         assert_eq!(tally.traffic(), Traffic::default());
         metrics::with_local_recorder(&tally, || {
-            let transport = TransportMetrics { transport: "quic" };
+            let transport = TransportMetrics::new("quic");
             [10, 20].into_iter().for_each(|bytes| transport.bytes(true, bytes));
             transport.bytes(false, 5);
-            TransportMetrics { transport: "ucx" }.bytes(false, 7);
+            TransportMetrics::new("ucx").bytes(false, 7);
             transport.rejected("frame");
             transport.rejected("of no list");
             metric::refused("role", "somebody", &"may not");

@@ -193,7 +193,7 @@ pub enum SecurityMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SupervisorSection {
-    /// Milliseconds between a host's heartbeats.
+    /// Milliseconds between a host's heartbeats; more where 2,048 a second would come from all hosts together.
     pub heartbeat_ms: u64,
     /// Missed heartbeats after which a host is suspect.
     pub suspect_after: u32,

@@ -34,7 +34,7 @@ impl PeerRefusals {
     pub fn new(cluster: &Cluster, transport: &'static str) -> Arc<Self> {
         let address = |place: &Place| if let Place::Address(address) = place { Some(*address) } else { None };
         let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), address(&host.address.place)));
-        let (metrics, nodes) = (TransportMetrics { transport }, hosts.collect());
+        let (metrics, nodes) = (TransportMetrics::new(transport), hosts.collect());
         let members = crate::certificates::members::members(cluster).map(|(_, name)| name.to_owned()).collect();
         Arc::new(Self { metrics, nodes, members, turned_away: Mutex::default() })
     }

@@ -24,7 +24,7 @@ pub(crate) fn no_threads(error: &std::io::Error) -> CliError {
 }
 
 pub(crate) fn counted(transport: &'static str) -> Arc<dyn Observer> {
-    Arc::new(TransportMetrics { transport })
+    Arc::new(TransportMetrics::new(transport))
 }
 
 /// Listens as a member, whose certificates are followed from then on.
@@ -39,7 +39,8 @@ pub(crate) fn bind(
     credentials::log_certificate_end(member, &security);
     let mut config = QuicConfig::new(listen, security);
     config.idle_timeout = cluster.liveness.dead_after;
-    config.keep_alive = config.idle_timeout / 5;
+    // Heartbeats are what keeps a host's link to the supervisor alive.
+    config.keep_alive = (config.idle_timeout / 5).max(cluster.liveness.heartbeat * 5 / 4);
     config.lanes = usize::from(lanes);
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
     if let Some(rotation) = rotation {
