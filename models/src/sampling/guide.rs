@@ -611,7 +611,8 @@ mod tests {
                 if draw.random_bool(0.5) {
                     thread::yield_now();
                 }
-                let expected = matcher.compute_mask_or_eos().unwrap();
+                // Without slices it may run into the bounds of a mask's work.
+                let Ok(expected) = matcher.compute_mask_or_eos() else { break };
                 let mask = guide.mask(false).unwrap();
                 let allowed: Vec<u32> =
                     (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && mask.allows(*id)).collect();
