@@ -2,14 +2,14 @@
 """Clients and benchmarks of other servers, unchanged, against a cluster of the embedded model: each that is there is run, and a table
 says which, in which version, and whether it works.
 
-    tests/clients.py --binary target/release/asterism --install
-    python3 -m venv clients && clients/bin/pip install guidellm
-    tests/clients.py --binary target/release/asterism --python clients/bin/python --write docs/openai.md
+    tests/clients.py --binary target/release/asterism --install --write docs/openai.md
+    tests/clients.py --binary target/release/asterism --install --only openai instructor ai
+    tests/clients.py --binary target/release/asterism --python clients/bin/python --only litellm
 
-vLLM's benchmark needs no GPU: its wheel is installed with `--no-deps`, and of what it requires all but the kernels for GPUs.
-`--install` makes environments for those that install in a minute, of the versions below, and says which of the others were skipped. The
-model is tiny: what is asked for is not whether answers are right, but that each has the form that its client wants. Ends with 1 where one
-that is there does not work. Only loopback; stops what it started.
+`--install` makes environments of the versions below: of all clients, 8 GB, most of that torch. vLLM's benchmark needs no GPU: of what its
+wheel requires, all is installed but what only a GPU uses. What is not there is said to be skipped. The model is tiny: what is asked for is
+not whether answers are right, but that each has the form that its client wants. Ends with 1 where one that is there does not work. Only
+loopback; stops what it started.
 """
 
 import argparse
@@ -375,15 +375,19 @@ CLIENTS = {"openai": openai_client, "anthropic": anthropic_client, "instructor":
            "langchain-openai": langchain_openai, "litellm": litellm, "llama-index-llms-openai-like": llama_index, "inspect-ai": inspect_ai,
            "vllm": vllm, "jsonschema": schemas}
 NODE_CLIENTS = {"ai": ai_sdk, "promptfoo": promptfoo}
-# Those that install quickly, by environment.
+# What is installed, by environment.
 PACKAGES = [
     ["openai==3.3.0", "anthropic==2.14.0", "instructor==1.17.0", "langchain-openai==1.7.4", "langgraph==1.2.24", "litellm==1.110.2",
      "jsonschema==4.26.0"],
     ["llama-index-llms-openai-like==0.8.1"],
     ["inspect-ai==0.3.285", "openai==3.57.0"],
     ["lm_eval[api]==0.4.13", "transformers==4.57.6"],
+    ["guidellm==0.8.1"],
+    ["vllm==0.33.0"],
 ]
-NODE_PACKAGES = ["ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"]
+# Of vLLM's requirements, those that only a GPU uses.
+FOR_GPUS = re.compile("PyNvVideoCodec|apache-tvm|fastsafetensors|flashinfer|humming|instanttensor|nvidia|nvtx|quack|tilelang|tokenspeed|torchaudio|torchcodec")
+NODE_PACKAGES = {"ai": ["ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"], "promptfoo": ["promptfoo@0.121.20"]}
 MARKS = ("<!-- clients: written by tests/clients.py -->\n", "<!-- end of clients -->")
 
 
@@ -394,31 +398,50 @@ def version(package):
         return None
 
 
+def client_of(package):
+    return re.split(r"[\[=]", package)[0]
+
+
+def vllm_without_gpu(install, python, packages):
+    """Its wheel, and of what that requires all that its benchmark needs."""
+    got = install("--no-deps", *packages)
+    if got.returncode:
+        return got
+    listed = "import importlib.metadata as metadata; print(*metadata.requires('vllm'), sep='\\n')"
+    required = subprocess.run([python, "-c", listed], check=True, capture_output=True, text=True).stdout.splitlines()
+    return install(*(line for line in required if "extra ==" not in line and not FOR_GPUS.match(line)))
+
+
 def installed(folder, only):
-    """Pythons and a folder of node_modules with what installs quickly of the clients in `only`."""
+    """Pythons and a folder of node_modules with the clients in `only`."""
     def skip(why):
         skipped(f"no client was run: {why}")
 
     # It installs in seconds what pip takes minutes for.
-    installer = python_with(["uv==0.13.9"], folder, skip)
+    uv = python_with(["uv==0.13.9"], folder, skip).parent / "uv"
     pythons = []
-    of_clients = [packages for packages in PACKAGES if any(re.split(r"[\[=]", package)[0] in only for package in packages)]
+    of_clients = [packages for packages in PACKAGES if any(client_of(package) in only for package in packages)]
     for number, packages in enumerate(of_clients):
-        uv, venv = installer.parent / "uv", folder / f"clients-{number}"
-        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
-        got = subprocess.run([uv, "pip", "install", "--quiet", "--python", venv / "bin/python", *packages], capture_output=True, text=True)
+        python = folder / f"clients-{number}/bin/python"
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, python.parent.parent], check=True)
+
+        def install(*words):
+            return subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *words], capture_output=True, text=True)
+
+        got = vllm_without_gpu(install, python, packages) if client_of(packages[0]) == "vllm" else install(*packages)
         if got.returncode:
             skip(f"PyPI does not give {' and '.join(packages)}: {got.stderr[-300:]}")
-        pythons.append(venv / "bin/python")
-    if not any(client in only for client in NODE_CLIENTS):
+        pythons.append(python)
+    wanted = [package for client, packages in NODE_PACKAGES.items() if client in only for package in packages]
+    if not wanted:
         return pythons, []
     node = folder / "node"
     node.mkdir()
     (node / "package.json").write_text("{}")
-    if shutil.which("npm") is None or subprocess.run(["npm", "install", "--silent", *NODE_PACKAGES], cwd=node, capture_output=True).returncode:
-        print(f"SKIPPED: no npm here that gives {' and '.join(NODE_PACKAGES)}", file=sys.stderr)
-        node = None
-    return pythons, [node] if node else []
+    if shutil.which("npm") is None or subprocess.run(["npm", "install", "--silent", *wanted], cwd=node, capture_output=True).returncode:
+        print(f"SKIPPED: no npm here that gives {' and '.join(wanted)}", file=sys.stderr)
+        return pythons, []
+    return pythons, [node]
 
 
 def node_version(node, package):
@@ -463,7 +486,7 @@ def write(page, rows):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--binary", type=pathlib.Path, required=True)
-    arguments.add_argument("--install", action="store_true", help="those that install in a minute, from PyPI and npm")
+    arguments.add_argument("--install", action="store_true", help="from PyPI and npm")
     arguments.add_argument("--python", type=pathlib.Path, nargs="*", default=[], help="some that have the packages")
     arguments.add_argument("--node", type=pathlib.Path, nargs="*", default=[], help="folders with node_modules")
     arguments.add_argument("--only", nargs="*", default=[*CLIENTS, *NODE_CLIENTS])

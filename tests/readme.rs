@@ -209,6 +209,38 @@ fn the_reference_has_every_metric_and_every_endpoint() {
     }
 }
 
+/// What stands in quotes before each colon of the script's dictionary of that name.
+fn keys_of(script: &str, name: &str) -> Vec<String> {
+    let (_, rest) = script.split_once(&format!("\n{name} = {{")).expect("a dictionary");
+    let (entries, _) = rest.split_once('}').expect("its end");
+    let key = |entry: &str| entry.split_once(':').expect("a key").0.trim().trim_matches('"').to_owned();
+    entries.split(',').map(key).collect()
+}
+
+#[test]
+fn the_table_of_clients_has_each_that_is_run_in_the_version_that_is_run() {
+    let script = fs::read_to_string(root().join("tests/clients.py")).expect("a script");
+    let page = fs::read_to_string(root().join("docs/openai.md")).expect("a page");
+    let (_, table) = page.split_once("<!-- clients: written by tests/clients.py -->\n").expect("a table");
+    let (table, _) = table.split_once("<!-- end of clients -->").expect("its end");
+    let rows: Vec<Vec<&str>> =
+        table.lines().skip(2).map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    let clients = [keys_of(&script, "CLIENTS"), keys_of(&script, "NODE_CLIENTS")].concat();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), clients);
+    for row in rows {
+        let (client, version) = (row[0], row[1]);
+        let names = [
+            format!("[\"{client}=="),
+            format!(" \"{client}=="),
+            format!("[\"{client}[api]=="),
+            format!("[\"{client}@"),
+        ];
+        let pinned = names.iter().find_map(|name| script.split_once(name.as_str())?.1.split('"').next());
+        assert_eq!(pinned, Some(version), "{client}");
+        assert_eq!(row[3], "yes", "{client}");
+    }
+}
+
 #[test]
 fn the_embedded_model_says_what_it_does_not_know() {
     let clone = Clone::new();

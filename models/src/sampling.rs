@@ -3,6 +3,7 @@
 
 mod guide;
 mod logprobs;
+mod next_tokens;
 mod parameters;
 mod shaping;
 

@@ -223,7 +223,7 @@ pub enum HostMessage {
     Masked {
         /// Job.
         job: u64,
-        /// How long it took to say which tokens may come next, and to take the one that came in.
+        /// How long each token waited to know which may come next, and to be taken in.
         masks: Box<DurationHistogram>,
     },
     /// A node: the GPUs of its machine, where it can read them. The latest stands.

@@ -247,7 +247,7 @@ impl<B: Backend> Generation<B> {
         self.guide.is_none() && self.order.choice.logprobs.is_none() && self.sampler.is_greedy()
     }
 
-    /// What masks took, where the answer is held to a form.
+    /// What tokens waited for their masks, where the answer is held to a form.
     pub fn masks(&self) -> &DurationHistogram {
         &self.masks
     }

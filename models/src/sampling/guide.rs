@@ -3,20 +3,24 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    thread,
     time::Duration,
 };
 
 use llguidance::{
     Matcher, ParserFactory,
     api::{ParserLimits, TopLevelGrammar},
+    earley::SlicedBiasComputer,
     toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::next_tokens::{AnswerParser, MaskThreads, NextTokens};
 use crate::{ModelError, Tokenizer};
 
 /// The form that an answer has.
@@ -53,6 +57,8 @@ const COMPILED_AGAIN_WITHIN: Duration = Duration::from_secs(20);
 const COMPILED_AT_ONCE: usize = 4;
 /// Forms that a host keeps compiled.
 const KEPT_COMPILED: usize = 8;
+/// Threads that compute masks, at most: one for every two processors.
+const MASK_THREADS: usize = 4;
 /// Stack of a thread that compiles.
 const COMPILER_STACK: usize = 16 << 20;
 /// Most parts of a refused schema that are tried, to say which is at fault.
@@ -107,7 +113,7 @@ fn apart<T: Send + 'static>(within: Duration, compile: impl FnOnce() -> T + Send
         drop(place);
         drop(done.send(compiled));
     };
-    let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(COMPILER_STACK).spawn(run);
+    let thread = thread::Builder::new().name("form".to_owned()).stack_size(COMPILER_STACK).spawn(run);
     thread.map_err(|_| Uncompiled::Late)?;
     match result.recv_timeout(within) {
         Ok(compiled) => compiled.map_err(|_| Uncompiled::Broke),
@@ -234,6 +240,7 @@ fn schema_grammar(schema: &Value) -> TopLevelGrammar {
 /// What holds answers of one model to forms.
 pub struct Guides {
     factory: ParserFactory,
+    threads: MaskThreads,
     /// Forms of late as they are written, whose order counts, before the first token; the newest is the last.
     compiled: Mutex<VecDeque<(String, Matcher)>>,
     /// Tokens that end an answer.
@@ -263,6 +270,8 @@ impl Guides {
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut guides = Self::of(&env, eos)?;
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        guides.threads = MaskThreads::start((processors / 2).clamp(1, MASK_THREADS));
         let mut ids: BTreeMap<&[u8], u32> = BTreeMap::new();
         for (word, id) in words.iter().zip(0..) {
             ids.entry(word).or_insert(id);
@@ -277,20 +286,9 @@ impl Guides {
     }
 
     fn of(env: &TokEnv, eos: &[u32]) -> Result<Self, ModelError> {
-        let factory = ParserFactory::new(
-            env,
-            InferenceCapabilities::default(),
-            &llguidance::earley::SlicedBiasComputer::general_slices(),
-        );
-        let mut factory = factory.map_err(|error| ModelError::Constraint {
-            what: "tokenizer",
-            path: "/".to_owned(),
-            cause: error.to_string(),
-        })?;
-        factory.quiet();
-        *factory.limits_mut() =
-            ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
-        Ok(Self { factory, compiled: Mutex::default(), eos: eos.to_vec(), closing: Closing::default() })
+        let factory = factory(env, &SlicedBiasComputer::general_slices())?;
+        let threads = MaskThreads::start(0);
+        Ok(Self { factory, threads, compiled: Mutex::default(), eos: eos.to_vec(), closing: Closing::default() })
     }
 
     /// Holds one answer to a form, of which tokens so far are to be accepted next. Waits until it is compiled, on a thread of its own.
@@ -308,7 +306,8 @@ impl Guides {
                 matcher
             }
         };
-        Ok(Guide { matcher, eos: self.eos.clone(), closing: self.closing.clone() })
+        let parser = self.threads.parser(matcher);
+        Ok(Guide { parser, is_whole: false, eos: self.eos.clone(), closing: self.closing.clone() })
     }
 
     fn compile(&self, constraint: &Constraint) -> Result<Matcher, ModelError> {
@@ -361,6 +360,17 @@ impl Guides {
     }
 }
 
+/// What makes parsers of forms. Tokens that one of `slices` matches are looked at together.
+fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ModelError> {
+    let mut factory = ParserFactory::new(env, InferenceCapabilities::default(), slices).map_err(|error| {
+        ModelError::Constraint { what: "tokenizer", path: "/".to_owned(), cause: error.to_string() }
+    })?;
+    factory.quiet();
+    *factory.limits_mut() =
+        ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
+    Ok(factory)
+}
+
 /// The schemas within a schema, by their paths.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let mut parts = Vec::new();
@@ -385,7 +395,8 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
 
 /// One answer that is held to a form.
 pub struct Guide {
-    matcher: Matcher,
+    parser: AnswerParser,
+    is_whole: bool,
     eos: Vec<u32>,
     closing: Closing,
 }
@@ -396,8 +407,7 @@ impl Guide {
     /// # Errors
     /// [`ModelError::Constraint`] when the parser gives up, or nothing may come next.
     pub fn mask(&mut self, closes: bool) -> Result<TokenMask, ModelError> {
-        let mut mask = self.matcher.compute_mask_or_eos().map_err(|error| lost(&error.to_string()))?;
-        let ends = self.matcher.is_accepting().is_ok_and(|accepting| accepting) || self.matcher.is_stopped();
+        let NextTokens { mut mask, ends } = self.parser.next_tokens().map_err(|cause| lost(&cause))?;
         if let Some(only) = self.closing(&mask, ends).filter(|_| closes) {
             mask.set_all(false);
             mask.allow_token(only);
@@ -418,7 +428,7 @@ impl Guide {
         end.or(within).or_else(|| others.iter().copied().find(allowed))
     }
 
-    /// The answer goes on with this token.
+    /// The answer goes on with this token. What may follow is computed beside the caller.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] when it may not.
@@ -426,12 +436,13 @@ impl Guide {
         if self.eos.contains(&id) {
             return Ok(());
         }
-        self.matcher.consume_token(id).map_err(|error| lost(&error.to_string()))
+        self.is_whole = self.parser.accept(id).map_err(|cause| lost(&cause))?;
+        Ok(())
     }
 
     /// Nothing can follow: the answer is whole.
     pub fn is_whole(&self) -> bool {
-        self.matcher.is_stopped() && !self.matcher.is_error()
+        self.is_whole
     }
 }
 
@@ -554,6 +565,74 @@ mod tests {
             let choice = Constraint::Choice(vec!["yes (a)".to_owned(), "no*".to_owned()]);
             assert!(["yes (a)", "no*"].contains(&answer(&choice, seed, 40).0.as_str()));
         }
+    }
+
+    /// A regular expression that draws make, of at most so many levels.
+    fn drawn_regex(draw: &mut StdRng, levels: usize) -> String {
+        const SINGLE: [&str; 14] = [
+            "a",
+            "the",
+            " ",
+            "[a-z]",
+            "[A-Za-z ]",
+            "\\w",
+            "\\d",
+            "[0-9]",
+            "\\p{L}",
+            ".",
+            "[^a-m]",
+            "\\s",
+            "é|ü|日",
+            "\\.",
+        ];
+        const COUNTS: [&str; 7] = ["", "*", "+", "?", "{3}", "{2,9}", "{20,90}"];
+        let count = COUNTS[draw.random_range(0..COUNTS.len())];
+        if levels == 0 || draw.random_bool(0.4) {
+            return format!("(?:{}){count}", SINGLE[draw.random_range(0..SINGLE.len())]);
+        }
+        let join = if draw.random_bool(0.3) { "|" } else { "" };
+        let parts: Vec<String> = (0..draw.random_range(1..4)).map(|_| drawn_regex(draw, levels - 1)).collect();
+        format!("(?:{}){count}", parts.join(join))
+    }
+
+    #[test]
+    fn masks_are_those_of_a_parser_that_has_neither_slices_nor_threads() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (tokenizer, config) = (Tokenizer::from_checkpoint(&checkpoint).unwrap(), checkpoint.config().clone());
+        let guides = Arc::new(Guides::new(&tokenizer, config.vocab, &config.eos).unwrap());
+        let plain = factory(guides.factory.tok_env(), &[]).unwrap();
+        let (mut draw, mut tokens) = (StdRng::seed_from_u64(45), 0);
+        for _ in 0..60 {
+            let regex = drawn_regex(&mut draw, 2);
+            let form = Constraint::Regex(regex.clone());
+            let Ok(mut guide) = guides.guide(&form) else { continue };
+            let mut matcher = Matcher::new(plain.create_parser(form.grammar()));
+            for _ in 0..12 {
+                if draw.random_bool(0.5) {
+                    thread::yield_now();
+                }
+                // Without slices it may run into the bounds of a mask's work.
+                let Ok(expected) = matcher.compute_mask_or_eos() else { break };
+                let mask = guide.mask(false).unwrap();
+                let allowed: Vec<u32> =
+                    (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && mask.allows(*id)).collect();
+                let wanted = (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && expected.is_allowed(*id));
+                assert_eq!(allowed, wanted.collect::<Vec<_>>(), "{regex}");
+                let ends = matcher.is_accepting().unwrap() || matcher.is_stopped();
+                assert_eq!(config.eos.iter().any(|id| mask.allows(*id)), ends, "{regex}");
+                if allowed.is_empty() {
+                    break;
+                }
+                let id = allowed[draw.random_range(0..allowed.len())];
+                (guide.accept(id).unwrap(), matcher.consume_token(id).unwrap());
+                assert_eq!(guide.is_whole(), matcher.is_stopped(), "{regex}");
+                tokens += 1;
+                if guide.is_whole() {
+                    break;
+                }
+            }
+        }
+        assert!(tokens > 200, "{tokens}");
     }
 
     #[test]

@@ -60,7 +60,7 @@ names! {
     PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
     /// Seconds that the query host merges partials in a layer of phase 2.
     PHASE2_MERGE = "phase2_merge_seconds";
-    /// Seconds that the query host takes for a token of an answer that is held to a form, to say which tokens may come.
+    /// Seconds that a token of an answer that is held to a form waits on the query host to know which tokens may come; most of that is computed while the model takes its step.
     PHASE2_MASK = "phase2_mask_seconds";
     /// Guesses of tokens that steps of phase 2 brought along, by query host.
     SPEC_DECODE_DRAFT_TOKENS = "spec_decode_num_draft_tokens_total";
