@@ -411,6 +411,28 @@ mod tests {
     }
 
     #[test]
+    fn many_hosts_beat_less_often_and_are_no_later_missed() {
+        let cluster = |hosts: usize, section: &str| {
+            let host = |at: usize| format!("[[host]]\nname = \"c{at}\"\nrole = \"context\"\n");
+            let hosts: String = (1..hosts).map(host).collect();
+            let head = "version = 1\n[[node]]\nname = \"local\"\naddress = \"127.0.0.1\"\n";
+            resolve(&format!("{head}{section}{hosts}[[host]]\nname = \"q\"\nrole = \"query\"\n")).unwrap().liveness
+        };
+        let millis = |liveness: Liveness| liveness.heartbeat.as_millis();
+        assert_eq!(millis(cluster(2, "")), 250);
+        assert_eq!(millis(cluster(512, "")), 250);
+        assert_eq!(millis(cluster(768, "")), 375);
+        let most = cluster(4096, "");
+        assert_eq!((millis(most), most.dead_after), (499, Duration::from_millis(1500)));
+        assert!(most.heartbeat * most.suspect_after < most.dead_after);
+        assert_eq!(
+            millis(cluster(768, "[supervisor]\nheartbeat_ms = 490\n")),
+            490,
+            "what is asked for is not shortened"
+        );
+    }
+
+    #[test]
     fn each_of_several_models_has_hosts_of_its_own() {
         let host =
             |name: &str, role: &str, model: &str| format!("[[host]]\nname = \"{name}\"\nrole = \"{role}\"\n{model}");

@@ -181,28 +181,56 @@ impl Tools {
 
     /// The form that an answer has which has to be a call, and only one.
     pub fn form(&self) -> Option<Constraint> {
-        let schema = |function: &Value| match &function["parameters"] {
-            Value::Null => json!({ "type": "object" }),
-            schema => schema.clone(),
-        };
         let functions = || self.described.iter().map(|tool| &tool["function"]);
         match &self.choice {
             ToolChoice::Auto => None,
             ToolChoice::Named(name) => {
-                functions().find(|function| function["name"] == **name).map(schema).map(Constraint::JsonSchema)
+                functions().find(|function| function["name"] == **name).map(arguments).map(Constraint::JsonSchema)
             }
             ToolChoice::Required => {
-                let call = |function: &Value| {
+                let call = |(at, function): (usize, &Value)| {
+                    let mut arguments = arguments(function);
+                    move_references(&mut arguments, &format!("#/anyOf/{at}/properties/arguments"));
                     json!({
                         "type": "object",
-                        "properties": { "name": { "const": function["name"] }, "arguments": schema(function) },
+                        "properties": { "name": { "const": function["name"] }, "arguments": arguments },
                         "required": ["name", "arguments"],
                         "additionalProperties": false,
                     })
                 };
-                Some(Constraint::JsonSchema(json!({ "anyOf": functions().map(call).collect::<Vec<_>>() })))
+                Some(Constraint::JsonSchema(json!({ "anyOf": functions().enumerate().map(call).collect::<Vec<_>>() })))
             }
         }
+    }
+}
+
+/// The schema of a function's arguments, which are an object whether it says so or not.
+fn arguments(function: &Value) -> Value {
+    const SAY_WHAT_THEY_ARE: [&str; 7] = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
+    let mut schema = function["parameters"].clone();
+    match schema.as_object_mut() {
+        Some(fields) if SAY_WHAT_THEY_ARE.iter().all(|key| !fields.contains_key(*key)) => {
+            fields.insert("type".to_owned(), json!("object"));
+            schema
+        }
+        Some(_) => schema,
+        None => json!({ "type": "object" }),
+    }
+}
+
+/// Has references within a schema follow it to where it stands in another.
+fn move_references(schema: &mut Value, to: &str) {
+    match schema {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str().and_then(|path| path.strip_prefix('#')) {
+                    Some(path) if name == "$ref" => *value = json!(format!("{to}{path}")),
+                    _ => move_references(value, to),
+                }
+            }
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(|part| move_references(part, to)),
+        _ => {}
     }
 }
 
@@ -281,6 +309,23 @@ mod tests {
             let refused = taken(body.clone()).unwrap_err().to_string();
             assert!(refused.contains(cause), "{body}: {refused}");
         }
+    }
+
+    #[test]
+    fn arguments_are_objects_and_may_refer_to_their_own_parts() {
+        let place = json!({"$defs": {"city": {"type": "string"}}, "type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"]});
+        let function = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let tools = [function("free", json!({})), function("near", place), weather()];
+        for choice in [
+            json!("required"),
+            json!({"type": "function", "function": {"name": "free"}}),
+            json!({"type": "function", "function": {"name": "near"}}),
+        ] {
+            let form = taken(json!({"tools": tools, "tool_choice": choice})).unwrap().unwrap().form().expect("a form");
+            form.check().unwrap_or_else(|error| panic!("{choice}: {error}"));
+        }
+        let free = taken(json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "free"}}}));
+        assert_eq!(free.unwrap().unwrap().form(), Some(Constraint::JsonSchema(json!({"type": "object"}))));
     }
 
     #[test]
