@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
     AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, Cpu, CpuOptions, DType, ElementwiseOps, HeadOps,
-    Heads, HostTensor, KernelError, KeySets, KvFormat, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps, Selector,
-    Sparse, TensorOps, WireOps, WorkQueue,
+    Heads, HostTensor, KernelError, KeySets, KvFormat, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps,
+    Selector, Sparse, TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
-    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, Sampler, Sampling, StepPart, encode_plan,
-    step, synthetic_prompt,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, Sampler, Sampling, StepPart,
+    encode_plan, step, synthetic_prompt,
 };
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};

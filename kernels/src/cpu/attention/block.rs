@@ -306,8 +306,7 @@ impl Tile {
             }
             let extent = Extent { rows: rows.len(), k: dim, panels };
             let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
-            let right =
-                RightOperand { data: block.keys, panel: dim.next_multiple_of(E::BESIDE) * PANEL, row: PANEL };
+            let right = RightOperand { data: block.keys, panel: dim.next_multiple_of(E::BESIDE) * PANEL, row: PANEL };
             product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
             if E::SCALED {
                 for row in 0..rows.len() {

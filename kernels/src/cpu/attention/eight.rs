@@ -220,8 +220,11 @@ impl<E: Element> Kernel for WidenRows<'_, E> {
             for (token, to) in rows.clone().zip(to.chunks_exact_mut(dim)) {
                 let scale = head.scales[which][token].widen();
                 for (d, x) in row.iter_mut().enumerate() {
-                    let code =
-                        if which == 0 { head.keys[key::<i8>(token, d, dim)] } else { head.values[value::<i8>(token, d, stride)] };
+                    let code = if which == 0 {
+                        head.keys[key::<i8>(token, d, dim)]
+                    } else {
+                        head.values[value::<i8>(token, d, stride)]
+                    };
                     *x = f32::from(code) * scale;
                 }
                 if which == 0 {

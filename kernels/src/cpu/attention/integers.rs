@@ -16,8 +16,8 @@ use super::cache::BLOCK_KEYS;
 /// Bytes of a query's element, and of a weight.
 const QUERY_BYTES: usize = 3;
 const WEIGHT_BYTES: usize = 2;
-/// What the largest element of a query becomes: all three bytes are 127.
-const QUERY_UNITS: f32 = 0x7f_7f7f as f32;
+/// What the largest element of a query becomes, before it is rounded: 127 in the highest of three bytes with sign.
+const QUERY_UNITS: f32 = 0x7f_7f00 as f32;
 /// What the largest weight of a block becomes.
 const WEIGHT_UNITS: f32 = 0xffff as f32;
 /// Weights up to this, times the scales of values, are taken for 0: their units had no inverse.
