@@ -98,7 +98,7 @@ impl IntegerRows {
     pub(super) unsafe fn score(&self, rows: Range<usize>, keys: ScaledKeys, scores: *mut f32) {
         let quads = self.queries.len() / self.query_units.len();
         let call = Scores { rows: self, range: rows, keys, quads, scores };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; rows were taken where the processor has the instructions.
         unsafe { each(call) }
     }
 
@@ -144,7 +144,7 @@ impl IntegerRows {
     /// The block must hold the values; [`IntegerRows::take_weights`] must have gone before for as many keys. `sums` must be fit for
     /// the rows.
     pub(super) unsafe fn gather<L: Lanes, S: Sums>(&self, rows: Range<usize>, values: BlockValues, sums: &S) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as in `score`.
         unsafe { each(Values { rows: self, range: rows, values, sums, lanes: PhantomData::<L> }) }
     }
 }
@@ -175,25 +175,25 @@ trait Tiled {
     unsafe fn tile<Q: QuadLanes, const R: usize, const V: usize>(&self, row: usize, panel: usize);
 }
 
-/// All tiles, by the fastest instructions: the bits are the same by any.
+/// All tiles, by AVX-512 VNNI. There are no rows as integers where the processor lacks it.
+///
+/// # Safety
+/// The operands must be what the call says, and the processor have the instructions.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn each<T: Tiled>(call: T) {
+    // SAFETY: the caller's promise.
+    unsafe { tiles::<VnniQuads, T>(&call) }
+}
+
+/// All tiles, in plain Rust.
 ///
 /// # Safety
 /// The operands must be what the call says.
+#[cfg(not(target_arch = "x86_64"))]
 unsafe fn each<T: Tiled>(call: T) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn with_vnni<T: Tiled>(call: T) {
-        // SAFETY: the caller's promise.
-        unsafe { tiles::<VnniQuads, T>(&call) }
-    }
-    // SAFETY: the caller's promise; `multiplies_codes` says what the processor has.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if super::super::lanes::Avx512::multiplies_codes() {
-            return with_vnni(call);
-        }
-        tiles::<[i32; PANEL], T>(&call);
-    }
+    // SAFETY: the caller's promise.
+    unsafe { tiles::<[i32; PANEL], T>(&call) }
 }
 
 /// # Safety
@@ -420,6 +420,9 @@ mod tests {
                 let got = f64::from(sums[row * DIM + d]);
                 assert!((got - exact).abs() < 0.05, "row {row}, element {d}: {got}, not {exact}");
             }
+        }
+        if !super::super::super::choice::KernelSet::Avx512.multiplies_codes() {
+            return;
         }
         let fastest = computed(&rows, [&k, &v], &scales, false);
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

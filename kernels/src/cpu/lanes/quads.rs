@@ -3,7 +3,9 @@
 
 use half::bf16;
 
-use super::vector::{Element, PANEL};
+#[cfg(any(test, not(target_arch = "x86_64")))]
+use super::vector::Element;
+use super::vector::PANEL;
 
 /// Bytes that a vector of sums takes at once: four for each.
 pub const QUAD_BYTES: usize = 4 * PANEL;
@@ -36,6 +38,7 @@ pub trait QuadLanes: Copy {
 /// What the upper of two parts of a sum is multiplied by.
 const UPPER: f32 = 65_536.0;
 
+#[cfg(any(test, not(target_arch = "x86_64")))]
 impl QuadLanes for [i32; PANEL] {
     #[inline(always)]
     fn splat(word: i32) -> Self {
