@@ -1,9 +1,11 @@
 //! Where the time of a prefill and of decoding goes, operation by operation: a backend that times another one.
 //!
 //!     cargo run --release -p asterism-models --example profile -- [--tokens 8192] [--decode 16] [--repeat 3]
-//!         [--dtype f32|bf16] [--threads 2] [--model DIR] [--jobs 1,16]
+//!         [--dtype f32|bf16] [--threads 2] [--model DIR | --shape NAME] [--jobs 1,16] [--kept q8]
 //!
-//! With `--jobs`, the steps of one job and of so many are timed in turn, each with keys of its own. The prompt is that of asterism-7m/transformers_bench.py. Tables go to stderr, one JSON object to stdout.
+//! With `--jobs`, the steps of one job and of so many are timed in turn, each with keys of its own. The prompt is that of
+//! asterism-7m/transformers_bench.py. With `--shape`, weights are random, of a well-known shape, and so are keys: nothing is encoded,
+//! and jobs alone are timed. Tables go to stderr, one JSON object to stdout.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,12 +15,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
     AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, Cpu, CpuOptions, DType, ElementwiseOps, HeadOps,
-    Heads, HostTensor, KernelError, KeySets, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps, Selector,
-    Sparse, TensorOps, WireOps, WorkQueue,
+    Heads, HostTensor, KernelError, KeySets, KvFormat, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps,
+    Selector, Sparse, TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
-    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, LocalContext, Sampler, Sampling, StepPart, encode_plan,
-    step, synthetic_prompt,
+    Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, Sampler, Sampling, StepPart,
+    encode_plan, step, synthetic_prompt,
 };
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
@@ -207,8 +209,18 @@ impl<B: Backend> Collectives for Timed<B> {}
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse()?;
+    if let Some(shape) = arguments.shape {
+        let checkpoint = Checkpoint::random(shape)?;
+        let prompt = synthetic_prompt(arguments.tokens, 1 << 15);
+        let together = steps_together(&arguments, &checkpoint, &prompt)?;
+        println!(
+            "{}",
+            json!({"program": "asterism", "shape": shape.name(), "prompt_tokens": prompt.len(), "together": together})
+        );
+        return Ok(());
+    }
     let checkpoint = arguments.model.as_ref().map_or_else(Checkpoint::embedded, |folder| Checkpoint::open(folder))?;
-    let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
+    let options = arguments.options();
     let backend = Arc::new(Timed { inner: Cpu::new(options)?, spent: Mutex::default() });
     let decoder = Decoder::load(Arc::clone(&backend), &checkpoint, DecoderParts::All)?;
     let prompt = synthetic_prompt(arguments.tokens, decoder.config().vocab);
@@ -288,33 +300,38 @@ fn steps_together(arguments: &Arguments, checkpoint: &Checkpoint, prompt: &[u32]
     if arguments.jobs.is_empty() {
         return Ok(Vec::new());
     }
-    let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
-    let decoder = Decoder::load(Arc::new(Cpu::new(options)?), checkpoint, DecoderParts::All)?;
-    let each = arguments.jobs.iter().map(|jobs| together(&decoder, prompt, *jobs));
+    let decoder = Decoder::load(Arc::new(Cpu::new(arguments.options())?), checkpoint, DecoderParts::All)?;
+    let first = match arguments.shape {
+        Some(_) => vec![drawn(&decoder, prompt.len() - 1)?],
+        None => prefill(&decoder, prompt)?.shards,
+    };
+    let each = arguments.jobs.iter().map(|jobs| together(&decoder, prompt, &first, *jobs));
     let mut each = each.collect::<Result<Vec<_>>>()?;
-    let (mut taken, mut computed) = (vec![Vec::new(); each.len()], vec![0.0; each.len()]);
+    let (mut taken, mut computed) = (vec![Vec::new(); each.len()], vec![Vec::new(); each.len()]);
     let steps = arguments.decode * arguments.repeat;
     for _ in 0..steps {
         for ((jobs, taken), computed) in each.iter_mut().zip(&mut taken).zip(&mut computed) {
             let before = computed_seconds();
             taken.push(jobs.step(&decoder)?);
-            *computed += computed_seconds() - before;
+            computed.push(Duration::from_secs_f64((computed_seconds() - before).max(0.0)));
         }
     }
-    let told = |((jobs, taken), computed): ((&usize, &mut Vec<Duration>), &f64)| {
-        let seconds = median(taken);
+    let told = |((jobs, taken), computed): ((&usize, &mut Vec<Duration>), &mut Vec<Duration>)| {
+        let (seconds, computed) = (median(taken), median(computed));
         json!({
             "jobs": jobs,
             "step_ms": 1000.0 * seconds,
             "tokens_per_second": *jobs as f64 / seconds,
-            "first_thread_ms": 1000.0 * computed / steps as f64,
+            "first_thread_ms": 1000.0 * computed,
         })
     };
-    Ok(arguments.jobs.iter().zip(&mut taken).zip(&computed).map(told).collect())
+    Ok(arguments.jobs.iter().zip(&mut taken).zip(&mut computed).map(told).collect())
 }
 
-/// Seconds that the first thread has computed, as the kernel counts them: with one thread all of the work, however busy the machine is.
+/// Seconds that the first thread has computed, as the system counts them whenever it looks: with one thread all of the work, however
+/// busy the machine is.
 fn computed_seconds() -> f64 {
+    std::thread::yield_now();
     let told = std::fs::read_to_string("/proc/self/schedstat").ok();
     let nanoseconds = told.and_then(|told| told.split(' ').next()?.parse::<f64>().ok());
     nanoseconds.map_or(f64::NAN, |nanoseconds| 1e-9 * nanoseconds)
@@ -327,16 +344,33 @@ struct Together<B: Backend> {
     last: Vec<u32>,
 }
 
-fn together<B: Backend>(decoder: &Decoder<B>, prompt: &[u32], jobs: usize) -> Result<Together<B>> {
+/// A context of random keys and values.
+fn drawn<B: Backend>(decoder: &Decoder<B>, tokens: usize) -> Result<EncodedShard<B>> {
+    let (backend, Heads { kv, dim, .. }) = (decoder.backend(), decoder.config().heads);
+    let number = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b1) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+    let numbers: Vec<f32> = (0..kv * tokens * dim).map(number).collect();
+    let layer = |_| {
+        let x = backend.cast(&backend.upload(&[kv, tokens, dim], &numbers)?)?;
+        backend.kv_kept(&x, &x)
+    };
+    let layers = (0..decoder.config().layers).map(layer).collect::<Result<_, _>>()?;
+    Ok(EncodedShard { block: 0, tokens, position: 0, layers, digest: 0 })
+}
+
+fn together<B: Backend>(
+    decoder: &Decoder<B>,
+    prompt: &[u32],
+    first: &[EncodedShard<B>],
+    jobs: usize,
+) -> Result<Together<B>> {
     let mut all = Together { shards: Vec::new(), generators: Vec::new(), last: Vec::new() };
-    let first = prefill(decoder, prompt)?;
     for job in 0..jobs {
         let copied = |shard: &EncodedShard<B>| -> Result<EncodedShard<B>> {
             let backend = decoder.backend();
             let copy = |kv: &B::Kv| backend.kv_rows(kv, 0, backend.kv_len(kv));
             Ok(EncodedShard { layers: shard.layers.iter().map(copy).collect::<Result<_, _>>()?, ..shard.clone() })
         };
-        let shards: Vec<EncodedShard<B>> = first.shards.iter().map(copied).collect::<Result<_>>()?;
+        let shards: Vec<EncodedShard<B>> = first.iter().map(copied).collect::<Result<_>>()?;
         let (context, query) = prompt.split_at(prompt.len() - 1);
         let shape = decoder.config().shape(decoder.backend().kv_type());
         let request = PlanRequest { context, query, hosts: 1, one_device: false, shape: &shape, speeds: None };
@@ -391,13 +425,24 @@ struct Arguments {
     threads: usize,
     dtype: DType,
     model: Option<PathBuf>,
+    shape: Option<KnownShape>,
     jobs: Vec<usize>,
+    kept: KvFormat,
 }
 
 impl Arguments {
     fn parse() -> Result<Self> {
-        let mut parsed =
-            Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None, jobs: Vec::new() };
+        let mut parsed = Self {
+            tokens: 8192,
+            decode: 16,
+            repeat: 3,
+            threads: 2,
+            dtype: DType::F32,
+            model: None,
+            shape: None,
+            jobs: Vec::new(),
+            kept: KvFormat::Computed,
+        };
         let mut given = std::env::args().skip(1);
         while let Some(name) = given.next() {
             let value = given.next().with_context(|| format!("{name} needs a value"))?;
@@ -409,10 +454,16 @@ impl Arguments {
                 "--dtype" if value == "f32" => parsed.dtype = DType::F32,
                 "--dtype" if value == "bf16" => parsed.dtype = DType::Bf16,
                 "--jobs" => parsed.jobs = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+                "--kept" if value == "q8" => parsed.kept = KvFormat::Q8,
+                "--shape" => parsed.shape = Some(value.parse().map_err(anyhow::Error::msg)?),
                 "--model" => parsed.model = Some(value.into()),
                 _ => bail!("{name} {value} is not an option"),
             }
         }
         Ok(parsed)
+    }
+
+    fn options(&self) -> CpuOptions {
+        CpuOptions { dtype: self.dtype, kept: self.kept, threads: Some(self.threads), ..CpuOptions::default() }
     }
 }

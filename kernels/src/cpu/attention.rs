@@ -5,6 +5,7 @@ mod block;
 mod cache;
 mod dense;
 mod eight;
+mod integers;
 mod masses;
 mod merge;
 mod scores;

@@ -43,7 +43,9 @@ impl ComputeDevice for Cpu {
     }
 
     fn numerics(&self) -> String {
-        let kept = self.kv_type().kept.name().map(|kept| format!(" keys {kept}")).unwrap_or_default();
+        // Codes are multiplied as integers where the processor does that: to other bits.
+        let products = if self.compute.set.multiplies_codes() { " vnni" } else { "" };
+        let kept = self.kv_type().kept.name().map(|kept| format!(" keys {kept}{products}")).unwrap_or_default();
         format!("cpu {} {}{kept} {CPU_BUILD}", self.kernels(), self.dtype.name())
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
-use super::lanes::{Kernel, PortableLanes};
+use super::lanes::{Kernel, Lanes, PortableLanes};
 use crate::{DType, KernelError};
 
 /// Kernels as configured. `Auto` takes the fastest that the processor and the compute type allow.
@@ -117,6 +117,15 @@ impl KernelSet {
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn available(self, _dtype: DType) -> bool {
         self == Self::Portable
+    }
+
+    /// Whether codes of 8-bit keys and values are multiplied as integers.
+    pub(super) fn multiplies_codes(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 | Self::Amx => Avx512::multiplies_codes(),
+            _ => false,
+        }
     }
 
     /// Runs `kernel` with this set's vectors.

@@ -7,6 +7,7 @@ mod avx2;
 mod avx512;
 mod codes;
 mod portable;
+mod quads;
 mod tile;
 mod vector;
 
@@ -19,6 +20,9 @@ pub(super) use avx512::Avx512;
 pub(super) use codes::Avx512Codes;
 pub(super) use codes::CodeLanes;
 pub(super) use portable::PortableLanes;
+#[cfg(target_arch = "x86_64")]
+pub(super) use quads::VnniQuads;
+pub(super) use quads::{QUAD_BYTES, QuadLanes};
 pub(super) use tile::{Extent, LeftOperand, RightOperand, Sums, product};
 pub(super) use vector::{Element, Kernel, Lanes, Loaded, PANEL, fetch_ahead, load_some, store_some};
 

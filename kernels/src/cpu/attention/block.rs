@@ -10,6 +10,7 @@ use super::super::lanes::{
 use super::super::pool::DisjointBuffer;
 use super::cache::{BLOCK_KEYS, Head};
 use super::eight::turn_query;
+use super::integers::{BlockValues, IntegerRows, ScaledKeys};
 use super::sums::{Merged, Raw};
 
 /// Query rows that share a block of keys.
@@ -26,7 +27,7 @@ pub(super) struct Results {
 impl<E: Loaded> Head<E> {
     /// The block that begins at `token`, a multiple of [`BLOCK_KEYS`], taken for keys `first..`.
     pub(super) fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
-        let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
+        let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim.next_multiple_of(E::BESIDE));
         let scales = [0, 1].map(|which: usize| self.scales[which].as_ptr().wrapping_add(token));
         Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), scales, first }
     }
@@ -84,6 +85,8 @@ impl LiveBlocks {
 /// Some query rows and the softmax over what they have seen so far. Vectors of rows are padded so that whole lanes can be read.
 pub(super) struct Tile {
     q: Vec<f32>,
+    /// The same, where codes are multiplied as integers.
+    integers: IntegerRows,
     /// What each row sees.
     sights: Vec<Visibility>,
     /// Keys hidden to any row, and whatever lies between.
@@ -107,6 +110,7 @@ impl Tile {
         let each = || vec![0.0; padded];
         Self {
             q: Vec::new(),
+            integers: IntegerRows::default(),
             sights: Vec::new(),
             hidden: 0..0,
             holes: Vec::new(),
@@ -142,9 +146,11 @@ impl Tile {
         self.block_sum.fill(0.0);
     }
 
-    /// Turns the queries as keys in 8 bits are turned.
-    pub(super) fn turn(&mut self, dim: usize) {
-        self.q.chunks_exact_mut(dim).for_each(turn_query);
+    /// Makes the queries ready for codes: turned as keys in 8 bits are turned, and as integers where vectors `L` multiply these.
+    #[inline(always)]
+    pub(super) fn turn<L: Lanes>(&mut self, sizes: Sizes) {
+        self.q.chunks_exact_mut(sizes.dim).for_each(turn_query);
+        self.integers.take::<L>(&self.q, sizes.dim);
     }
 
     /// Hides keys from all rows, ascending.
@@ -236,7 +242,7 @@ impl Tile {
     /// The block must hold the panels of the keys seen, and `scores` have room for the rows.
     #[inline(always)]
     pub unsafe fn weigh<L: Lanes, E: Loaded>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
-        let (dim, first, scores) = (sizes.dim, block.first, scores.as_mut_ptr());
+        let (first, scores) = (block.first, scores.as_mut_ptr());
         let (maxima, sums) = (self.block_max.as_mut_ptr(), self.block_sum.as_mut_ptr());
         // SAFETY: the queries of the rows are in `q`, maxima and sums have room for all rows; the rest is the caller's promise.
         // The maxima come before the weights, so that rows overlap in the processor.
@@ -244,15 +250,7 @@ impl Tile {
             for (rows, seen) in self.runs(first) {
                 let scores = scores.add(rows.start * BLOCK_KEYS);
                 if seen > 0 {
-                    let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
-                    let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
-                    let right = RightOperand { data: block.keys, panel: dim * PANEL, row: PANEL };
-                    product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
-                    if E::SCALED {
-                        for row in 0..rows.len() {
-                            scale_keys::<L>(scores.add(row * BLOCK_KEYS), seen, block.scales[0]);
-                        }
-                    }
+                    self.score::<L, E>(sizes, block, (rows.clone(), seen), scores);
                     if let Some(cap) = sizes.raw_cap() {
                         for row in 0..rows.len() {
                             bound::<L>(scores.add(row * BLOCK_KEYS), seen, cap);
@@ -269,13 +267,50 @@ impl Tile {
                     *maxima.add(row) = largest::<L>(scores, self.seen(row, first).min(seen), seen);
                 }
             }
+            // Out of the tile while its masks are read.
+            let mut integers = std::mem::take(&mut self.integers);
             for (rows, seen) in self.runs(first) {
                 for row in rows {
                     let scores = scores.add(row * BLOCK_KEYS);
                     *sums.add(row) = weights::<L>(scores, seen, *maxima.add(row), sizes.scale());
                     if E::SCALED {
                         scale_keys::<L>(scores, seen, block.scales[1]);
+                        if integers.taken() {
+                            integers.take_weights::<L>(row, scores, seen);
+                        }
                     }
+                }
+            }
+            self.integers = integers;
+        }
+    }
+
+    /// Scores of some rows, not scaled yet, with the first `seen` keys of a block.
+    ///
+    /// # Safety
+    /// As [`Tile::weigh`]; `scores` are those of the rows.
+    #[inline(always)]
+    unsafe fn score<L: Lanes, E: Loaded>(
+        &self,
+        sizes: Sizes,
+        block: &Block<E>,
+        (rows, seen): (Range<usize>, usize),
+        scores: *mut f32,
+    ) {
+        let (dim, panels) = (sizes.dim, seen.div_ceil(PANEL));
+        // SAFETY: the queries of the rows are there; the rest is the caller's promise. What is scaled are codes.
+        unsafe {
+            if E::SCALED && self.integers.taken() {
+                let keys = ScaledKeys { codes: block.keys.cast(), scales: block.scales[0], panels };
+                return self.integers.score(rows, keys, scores);
+            }
+            let extent = Extent { rows: rows.len(), k: dim, panels };
+            let left = LeftOperand { data: self.q.as_ptr().add(rows.start * dim), row: dim };
+            let right = RightOperand { data: block.keys, panel: dim.next_multiple_of(E::BESIDE) * PANEL, row: PANEL };
+            product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
+            if E::SCALED {
+                for row in 0..rows.len() {
+                    scale_keys::<L>(scores.add(row * BLOCK_KEYS), seen, block.scales[0]);
                 }
             }
         }
@@ -294,9 +329,15 @@ impl Tile {
         sums: impl Fn(usize) -> S,
     ) {
         for (rows, seen) in self.runs(block.first) {
-            let extent = Extent { rows: rows.len(), k: seen, panels: sizes.stride / PANEL };
-            // SAFETY: weights of these rows, and values of the seen keys, are there.
+            let panels = sizes.stride / PANEL;
+            let extent = Extent { rows: rows.len(), k: seen, panels };
+            // SAFETY: weights of these rows, and values of the seen keys, are there. What is scaled are codes.
             unsafe {
+                if E::SCALED && self.integers.taken() {
+                    let values = BlockValues { codes: block.values.cast(), seen, panels };
+                    self.integers.gather::<L, S>(rows.clone(), values, &sums(rows.start));
+                    continue;
+                }
                 let left = LeftOperand { data: scores.as_ptr().add(rows.start * BLOCK_KEYS), row: BLOCK_KEYS };
                 let right = RightOperand { data: block.values, panel: BLOCK_KEYS * PANEL, row: PANEL };
                 product::<L, E, S>(extent, left, right, &sums(rows.start));

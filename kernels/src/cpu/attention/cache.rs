@@ -23,9 +23,9 @@ pub(in super::super) struct PanelCache<E> {
 /// One head. Whatever lies beyond `len` is allocated but means nothing.
 #[derive(Clone, Default)]
 pub(in super::super) struct Head<E> {
-    /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
+    /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing. Of codes four rows lie side by side.
     pub keys: Aligned<E>,
-    /// Blocks of [`BLOCK_KEYS`] tokens, each as panels of [`PANEL`] elements, [`BLOCK_KEYS`] rows each.
+    /// Blocks of [`BLOCK_KEYS`] tokens, each as panels of [`PANEL`] elements, [`BLOCK_KEYS`] rows each; of codes, too.
     pub values: Aligned<E>,
     /// Of each token, a key's and a value's; none where elements are numbers by themselves.
     pub scales: [Aligned<bf16>; 2],
@@ -58,13 +58,7 @@ impl<E: Loaded> PanelCache<E> {
         let cut = |head: &Head<E>| {
             let mut cut = Head::default();
             cut.grow(len, dim, stride);
-            cut.copy_scales(0, head, start, len);
-            for (to, from) in (start..end).enumerate() {
-                for d in 0..dim {
-                    cut.keys[key(to, d, dim)] = head.keys[key(from, d, dim)];
-                    cut.values[value(to, d, stride)] = head.values[value(from, d, stride)];
-                }
-            }
+            cut.copy(0, head, start, len, [dim, stride]);
             cut
         };
         Self { heads: self.heads.iter().map(cut).collect(), dim, len, cap: self.cap }
@@ -92,11 +86,11 @@ impl<E: Element> PanelCache<E> {
                 let (from, to) = ((head * tokens + i) * dim, start + i);
                 for (d, k) in k[from..][..dim].iter().enumerate() {
                     // SAFETY: `grow` made room for token `to`, which this task alone writes.
-                    unsafe { *keys.at(key(to, d, dim)) = *k };
+                    unsafe { *keys.at(key::<E>(to, d, dim)) = *k };
                 }
                 for d in (0..dim).step_by(PANEL) {
                     // SAFETY: as above.
-                    let to = unsafe { values.at(value(to, d, stride)) };
+                    let to = unsafe { values.at(value::<E>(to, d, stride)) };
                     let from = &v[from + d..from + dim.min(d + PANEL)];
                     // SAFETY: as above; a panel's part of a row.
                     unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
@@ -110,8 +104,8 @@ impl<E: Element> PanelCache<E> {
         let (dim, stride, size) = (self.dim, self.stride(), self.heads.len() * self.len * self.dim);
         let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(size));
         for (head, token) in self.heads.iter().flat_map(|head| (0..self.len).map(move |token| (head, token))) {
-            keys.extend((0..dim).map(|d| head.keys[key(token, d, dim)]));
-            values.extend((0..dim).map(|d| head.values[value(token, d, stride)]));
+            keys.extend((0..dim).map(|d| head.keys[key::<E>(token, d, dim)]));
+            values.extend((0..dim).map(|d| head.values[value::<E>(token, d, stride)]));
         }
         [keys, values]
     }
@@ -122,7 +116,7 @@ impl<E: Element> PanelCache<E> {
         let mut mean = vec![0.0; self.dim];
         for token in tokens {
             for (d, sum) in mean.iter_mut().enumerate() {
-                *sum += keys[key(token, d, self.dim)].widen();
+                *sum += keys[key::<E>(token, d, self.dim)].widen();
             }
         }
         mean.iter_mut().for_each(|sum| *sum /= count);
@@ -148,14 +142,17 @@ impl<E: Loaded> Head<E> {
         [dim, stride]: [usize; 2],
     ) {
         self.copy_scales(at, source, start, count);
+        if E::BESIDE > 1 {
+            return self.copy_each(at, source, start, count, [dim, stride]);
+        }
         let mut done = 0;
         while done < count {
             let (from, to) = (start + done, at + done);
             // As many as lie side by side in a panel of either.
             let beside = (count - done).min(PANEL - from % PANEL).min(PANEL - to % PANEL);
             let width = (dim - 1) * PANEL + beside;
-            let from_keys = &source.keys[key(from, 0, dim)..][..width];
-            let to_keys = &mut self.keys[key(to, 0, dim)..][..width];
+            let from_keys = &source.keys[key::<E>(from, 0, dim)..][..width];
+            let to_keys = &mut self.keys[key::<E>(to, 0, dim)..][..width];
             if beside == PANEL {
                 to_keys.copy_from_slice(from_keys);
             } else {
@@ -164,12 +161,22 @@ impl<E: Loaded> Head<E> {
                     to_keys[column..].iter_mut().step_by(PANEL).zip(from).for_each(|(to, from)| *to = *from);
                 }
             }
-            let (from_value, to_value) = (value(from, 0, stride), value(to, 0, stride));
+            let (from_value, to_value) = (value::<E>(from, 0, stride), value::<E>(to, 0, stride));
             for panel in (0..stride * BLOCK_KEYS).step_by(BLOCK_KEYS * PANEL) {
                 let values = &source.values[from_value + panel..][..beside * PANEL];
                 self.values[to_value + panel..][..beside * PANEL].copy_from_slice(values);
             }
             done += beside;
+        }
+    }
+
+    /// Element by element: side by side lie elements of several tokens.
+    fn copy_each(&mut self, at: usize, source: &Self, start: usize, count: usize, [dim, stride]: [usize; 2]) {
+        for (from, to) in (start..start + count).zip(at..) {
+            for d in 0..dim {
+                self.keys[key::<E>(to, d, dim)] = source.keys[key::<E>(from, d, dim)];
+                self.values[value::<E>(to, d, stride)] = source.values[value::<E>(from, d, stride)];
+            }
         }
     }
 
@@ -182,7 +189,7 @@ impl<E: Loaded> Head<E> {
     }
 
     pub(super) fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (DisjointBuffer<E>, DisjointBuffer<E>) {
-        self.keys.grow(len.next_multiple_of(PANEL) * dim);
+        self.keys.grow(len.next_multiple_of(PANEL) * dim.next_multiple_of(E::BESIDE));
         self.values.grow(len.next_multiple_of(BLOCK_KEYS) * stride);
         if E::SCALED {
             self.scales.iter_mut().for_each(|scales| scales.grow(len.next_multiple_of(BLOCK_KEYS)));
@@ -192,11 +199,17 @@ impl<E: Loaded> Head<E> {
 }
 
 /// Where element `d` of key `token` lies.
-pub(super) fn key(token: usize, d: usize, dim: usize) -> usize {
-    (token / PANEL * dim + d) * PANEL + token % PANEL
+pub(super) fn key<E: Loaded>(token: usize, d: usize, dim: usize) -> usize {
+    token / PANEL * PANEL * dim.next_multiple_of(E::BESIDE) + in_panel::<E>(d, token % PANEL)
 }
 
 /// Where element `d` of value `token` lies.
-pub(super) fn value(token: usize, d: usize, stride: usize) -> usize {
-    token / BLOCK_KEYS * BLOCK_KEYS * stride + d / PANEL * BLOCK_KEYS * PANEL + token % BLOCK_KEYS * PANEL + d % PANEL
+pub(super) fn value<E: Loaded>(token: usize, d: usize, stride: usize) -> usize {
+    let block = token / BLOCK_KEYS * BLOCK_KEYS * stride;
+    block + d / PANEL * BLOCK_KEYS * PANEL + in_panel::<E>(token % BLOCK_KEYS, d % PANEL)
+}
+
+/// Where a row's element of a column lies in a panel.
+fn in_panel<E: Loaded>(row: usize, column: usize) -> usize {
+    row / E::BESIDE * E::BESIDE * PANEL + column * E::BESIDE + row % E::BESIDE
 }

@@ -107,10 +107,16 @@ impl<Q: Element, E: Loaded> CpuAttentionCall<'_, Q, E> {
             hidden: self.shape.hidden(row % queries),
         };
         tile.start(&self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim], piece.rows.clone().map(sight));
-        if E::SCALED {
-            tile.turn(dim);
-        }
         tile.hide(self.holes);
+    }
+
+    /// The same, ready to be multiplied.
+    #[inline(always)]
+    fn begin<L: Lanes>(&self, tile: &mut Tile, piece: &Piece) {
+        self.start(tile, piece);
+        if E::SCALED {
+            tile.turn::<L>(self.sizes());
+        }
     }
 
     fn sizes(&self) -> Sizes {
@@ -172,7 +178,7 @@ impl<Q: Element, E: Loaded> Kernel for Whole<'_, Q, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { call, piece, result, tile, scores } = self;
-        call.start(tile, piece);
+        call.begin::<L>(tile, piece);
         let live = tile.live();
         for index in 0..live.len() {
             // SAFETY: the cache has the blocks that rows see, the scores room for a piece.
@@ -199,7 +205,7 @@ impl<Q: Element, E: Loaded> Kernel for CacheBlocks<'_, Q, E> {
     fn run<L: Lanes>(self) {
         let Self { call, piece, live, part, partials, tile, scores } = self;
         let (sizes, rows) = (call.sizes(), piece.rows.len());
-        call.start(tile, piece);
+        call.begin::<L>(tile, piece);
         for index in part {
             let block = call.block(piece.head, live.at(index));
             // SAFETY: the cache has the block; its partial is this task's: maxima, sums, then rows.

@@ -110,8 +110,8 @@ impl PanelCache<i8> {
             for head in &self.heads {
                 for token in 0..self.len {
                     match which {
-                        0 => bytes.extend((0..dim).map(|d| head.keys[key(token, d, dim)] as u8)),
-                        _ => bytes.extend((0..dim).map(|d| head.values[value(token, d, stride)] as u8)),
+                        0 => bytes.extend((0..dim).map(|d| head.keys[key::<i8>(token, d, dim)] as u8)),
+                        _ => bytes.extend((0..dim).map(|d| head.values[value::<i8>(token, d, stride)] as u8)),
                     }
                     bytes.extend(head.scales[which][token].to_le_bytes());
                 }
@@ -135,8 +135,8 @@ impl PanelCache<i8> {
                     let (codes, scale) = raw[(at * tokens + token) * row..][..row].split_at(dim);
                     for (d, code) in codes.iter().enumerate() {
                         match which {
-                            0 => head.keys[key(token, d, dim)] = *code as i8,
-                            _ => head.values[value(token, d, stride)] = *code as i8,
+                            0 => head.keys[key::<i8>(token, d, dim)] = *code as i8,
+                            _ => head.values[value::<i8>(token, d, stride)] = *code as i8,
                         }
                     }
                     head.scales[which][token] = bf16::from_le_bytes([scale[0], scale[1]]);
@@ -191,8 +191,8 @@ impl<E: Element> Kernel for KeepRows<'_, E> {
                     *to.scales[which].at(at) = scale;
                     for (d, code) in codes.iter().enumerate() {
                         match which {
-                            0 => *to.keys.at(key(at, d, dim)) = *code,
-                            _ => *to.values.at(value(at, d, stride)) = *code,
+                            0 => *to.keys.at(key::<i8>(at, d, dim)) = *code,
+                            _ => *to.values.at(value::<i8>(at, d, stride)) = *code,
                         }
                     }
                 }
@@ -220,8 +220,11 @@ impl<E: Element> Kernel for WidenRows<'_, E> {
             for (token, to) in rows.clone().zip(to.chunks_exact_mut(dim)) {
                 let scale = head.scales[which][token].widen();
                 for (d, x) in row.iter_mut().enumerate() {
-                    let code =
-                        if which == 0 { head.keys[key(token, d, dim)] } else { head.values[value(token, d, stride)] };
+                    let code = if which == 0 {
+                        head.keys[key::<i8>(token, d, dim)]
+                    } else {
+                        head.values[value::<i8>(token, d, stride)]
+                    };
                     *x = f32::from(code) * scale;
                 }
                 if which == 0 {

@@ -84,9 +84,13 @@ impl Lanes for Avx2 {
         Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)) })
     }
     #[inline(always)]
-    unsafe fn load_codes(from: *const i8) -> Self {
-        // SAFETY: the caller's promise: eight bytes.
-        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+    unsafe fn load_codes(from: *const i8, part: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let left = _mm_cvtsi32_si128(24 - 8 * part as i32);
+            let codes = _mm256_sll_epi32(_mm256_loadu_si256(from.cast()), left);
+            Self(_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(codes)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

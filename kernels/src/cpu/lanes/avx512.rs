@@ -54,6 +54,10 @@ impl Lanes for Avx512 {
         Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self.0))) })
     }
     #[inline(always)]
+    fn multiplies_codes() -> bool {
+        is_x86_feature_detected!("avx512vnni")
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         // SAFETY: values exist only where the processor has the instructions.
         unsafe { _mm512_reduce_add_ps(self.0) }
@@ -76,9 +80,13 @@ impl Lanes for Avx512 {
         Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)) })
     }
     #[inline(always)]
-    unsafe fn load_codes(from: *const i8) -> Self {
+    unsafe fn load_codes(from: *const i8, part: usize) -> Self {
         // SAFETY: the caller's promise.
-        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+        unsafe {
+            let left = _mm_cvtsi32_si128(24 - 8 * part as i32);
+            let codes = _mm512_sll_epi32(_mm512_loadu_si512(from.cast()), left);
+            Self(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(codes)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

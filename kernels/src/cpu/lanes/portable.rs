@@ -80,9 +80,14 @@ impl Lanes for PortableLanes {
         Self(lanes)
     }
     #[inline(always)]
-    unsafe fn load_codes(from: *const i8) -> Self {
+    unsafe fn load_codes(from: *const i8, part: usize) -> Self {
         // SAFETY: the caller's promise.
-        Self(unsafe { from.cast::<[i8; 8]>().read() }.map(f32::from))
+        let words = unsafe { from.cast::<[[u8; 4]; 8]>().read() };
+        let mut lanes = [0.0; 8];
+        for (lane, word) in lanes.iter_mut().zip(words) {
+            *lane = (i32::from_le_bytes(word) << (24 - 8 * part) >> 24) as f32;
+        }
+        Self(lanes)
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

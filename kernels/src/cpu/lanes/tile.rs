@@ -16,7 +16,8 @@ pub struct LeftOperand {
     pub row: usize,
 }
 
-/// Columns in panels of [`PANEL`]: element `(p, c)` is at `data + c / PANEL * panel + p * row + c % PANEL`.
+/// Columns in panels of [`PANEL`]: element `(p, c)` is at `data + c / PANEL * panel + p * row + c % PANEL`; where `E::BESIDE` of a column
+/// lie side by side, at `data + c / PANEL * panel + p / BESIDE * BESIDE * row + c % PANEL * BESIDE + p % BESIDE`.
 #[derive(Clone, Copy)]
 pub struct RightOperand<E> {
     pub data: *const E,
@@ -113,26 +114,54 @@ unsafe fn tile<L: Lanes, E: Loaded, S: Sums, const R: usize, const V: usize>(
     unsafe {
         let mut acc: [[L; V]; R] = sums.start(row, column);
         let mut b = right.data;
-        let fetches = R <= FETCHING_ROWS && right.panel * size_of::<E>() <= SHORT_PANEL;
-        for p in 0..k {
-            let mut lanes = [L::zero(); V];
-            for (v, lanes) in lanes.iter_mut().enumerate() {
-                let c = v * L::N;
-                let at = b.add(c / PANEL * right.panel + c % PANEL);
-                *lanes = E::load(at);
-                if fetches {
-                    fetch_ahead(at.wrapping_add(V * L::N / PANEL * right.panel));
+        for p in (0..k).step_by(E::BESIDE) {
+            let left = LeftOperand { data: left.data.add(p), ..left };
+            let right = RightOperand { data: b, ..right };
+            step::<L, E, R, V>(0, left, right, &mut acc);
+            // Written out, so that each part is a constant.
+            if E::BESIDE == 4 {
+                if p + 1 < k {
+                    step::<L, E, R, V>(1, left, right, &mut acc);
+                }
+                if p + 2 < k {
+                    step::<L, E, R, V>(2, left, right, &mut acc);
+                }
+                if p + 3 < k {
+                    step::<L, E, R, V>(3, left, right, &mut acc);
                 }
             }
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let a = L::splat(*left.data.add(r * left.row + p));
-                for (acc, b) in acc.iter_mut().zip(lanes) {
-                    *acc = a.mul_add(b, *acc);
-                }
-            }
-            b = b.wrapping_add(right.row);
+            b = b.wrapping_add(right.row * E::BESIDE);
         }
         sums.finish(row, column, acc);
     }
     R
+}
+
+/// Adds the products of one of the rows that lie side by side from `right` on.
+#[inline(always)]
+unsafe fn step<L: Lanes, E: Loaded, const R: usize, const V: usize>(
+    part: usize,
+    left: LeftOperand,
+    right: RightOperand<E>,
+    acc: &mut [[L; V]; R],
+) {
+    // SAFETY: the caller's promise, which is that of `tile`.
+    unsafe {
+        let mut lanes = [L::zero(); V];
+        let fetches = part == 0 && R <= FETCHING_ROWS && right.panel * size_of::<E>() <= SHORT_PANEL;
+        for (v, lanes) in lanes.iter_mut().enumerate() {
+            let c = v * L::N;
+            let at = right.data.add(c / PANEL * right.panel + c % PANEL * E::BESIDE);
+            *lanes = E::load_part(at, part);
+            if fetches {
+                fetch_ahead(at.wrapping_add(V * L::N / PANEL * right.panel));
+            }
+        }
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let a = L::splat(*left.data.add(r * left.row + part));
+            for (acc, b) in acc.iter_mut().zip(lanes) {
+                *acc = a.mul_add(b, *acc);
+            }
+        }
+    }
 }

@@ -25,6 +25,10 @@ pub trait Lanes: Copy {
     fn max(self, other: Self) -> Self;
     /// Bits shifted left by 23, as [`Lanes::exp2`] needs them.
     fn shift_to_exponent(self) -> Self;
+    /// Whether the processor multiplies codes in 8 bits as they are.
+    fn multiplies_codes() -> bool {
+        false
+    }
     /// Sum over the lanes, in an order that depends on nothing but `N`.
     fn sum(self) -> f32;
     fn largest(self) -> f32;
@@ -35,9 +39,11 @@ pub trait Lanes: Copy {
     /// # Safety
     /// As [`Lanes::load`].
     unsafe fn load_bf16(from: *const bf16) -> Self;
+    /// Of `N` words of four codes the code that `part` says of each.
+    ///
     /// # Safety
-    /// As [`Lanes::load`].
-    unsafe fn load_codes(from: *const i8) -> Self;
+    /// `from` must be readable for `4 N` codes.
+    unsafe fn load_codes(from: *const i8, part: usize) -> Self;
     /// # Safety
     /// `to` must be writable for `N` elements.
     unsafe fn store(self, to: *mut f32);
@@ -88,27 +94,33 @@ pub fn fetch_ahead<E>(at: *const E) {
 pub trait Loaded: Copy + Default + Send + Sync + 'static {
     /// Whether what is loaded stands for numbers only together with a scale.
     const SCALED: bool;
+    /// How many of a row of the right operand lie side by side in each column of a panel.
+    const BESIDE: usize;
 
+    /// Of what lies side by side the element that `part` says, in `L::N` columns.
+    ///
     /// # Safety
-    /// `from` must be readable for `L::N` of them.
-    unsafe fn load<L: Lanes>(from: *const Self) -> L;
+    /// `from` must be readable for `L::N` columns.
+    unsafe fn load_part<L: Lanes>(from: *const Self, part: usize) -> L;
 }
 
 impl Loaded for i8 {
     const SCALED: bool = true;
+    const BESIDE: usize = 4;
 
     #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const i8) -> L {
+    unsafe fn load_part<L: Lanes>(from: *const i8, part: usize) -> L {
         // SAFETY: the caller's promise.
-        unsafe { L::load_codes(from) }
+        unsafe { L::load_codes(from, part) }
     }
 }
 
 impl Loaded for f32 {
     const SCALED: bool = false;
+    const BESIDE: usize = 1;
 
     #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const f32) -> L {
+    unsafe fn load_part<L: Lanes>(from: *const f32, _: usize) -> L {
         // SAFETY: the caller's promise.
         unsafe { L::load(from) }
     }
@@ -116,9 +128,10 @@ impl Loaded for f32 {
 
 impl Loaded for bf16 {
     const SCALED: bool = false;
+    const BESIDE: usize = 1;
 
     #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const bf16) -> L {
+    unsafe fn load_part<L: Lanes>(from: *const bf16, _: usize) -> L {
         // SAFETY: the caller's promise.
         unsafe { L::load_bf16(from) }
     }
@@ -129,6 +142,13 @@ pub trait Element: Loaded {
     /// The type, named.
     const DTYPE: DType;
 
+    /// # Safety
+    /// `from` must be readable for `L::N` elements.
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const Self) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_part(from, 0) }
+    }
     /// # Safety
     /// `to` must be writable for `L::N` elements.
     unsafe fn store<L: Lanes>(to: *mut Self, lanes: L);
