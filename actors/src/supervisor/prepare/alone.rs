@@ -15,15 +15,14 @@ use crate::{
 };
 
 impl ModelFront {
-    /// Tokenises a prompt whole: its first token begins the question, and is the context that a job has to have. Attention is dense,
+    /// A job of a whole prompt: its first token begins the question, and is the context that a job has to have. Attention is dense,
     /// whichever method is asked for.
     pub(super) fn prepare_alone(
         &self,
-        request: JobRequest,
+        (mut ids, request): (Vec<u32>, JobRequest),
         limits: &Limits,
         hosts: &ContextHosts,
     ) -> Result<PreparedJob, JobError> {
-        let mut ids = self.whole_ids(request.query)?;
         self.check_length((0, ids.len(), limits.max_tokens))?;
         let scored = ids.split_off(1);
         let dense = MethodConfig::Dense(Default::default());

@@ -151,48 +151,53 @@ impl ModelFront {
     /// Tokenises and plans a request for `hosts` context hosts; one that asks a session, for that session's context.
     pub fn prepare(
         &self,
-        request: JobRequest,
+        mut request: JobRequest,
         default_method: &MethodConfig,
         hosts: &ContextHosts,
         session: Option<&AskedSession>,
     ) -> Result<PreparedJob, JobError> {
         let limits = self.check(&request)?;
+        let query = std::mem::replace(&mut request.query, Prompt::Tokens(Vec::new()));
         if request.prompt_logprobs {
-            return self.prepare_alone(request, &limits, hosts);
+            return self.prepare_alone((self.whole_ids(query)?, request), &limits, hosts);
         }
         let date = session.map_or(request.template_date, |session| session.template_date);
         let date = date.or(self.template_date).unwrap_or_default();
         let separator = request.query_separator.clone();
         let mut asked = None;
-        let (source, query_ids, context_tokens, refresh_order) = match (request.context, request.session, session) {
-            (None, Some(name), Some(session)) => {
-                let separator = separator.unwrap_or(session.query_separator.clone());
-                let (query, text) = self.question(session, request.query, &separator)?;
-                asked = text;
-                self.check_rope(&session.plan, query.len())?;
-                let refresh_order = session.refresh_order(&query);
-                (Source::Session(name), query, session.plan.context_tokens, refresh_order)
-            }
-            (context, _, _) => {
-                let context = context.unwrap_or(Prompt::Text(String::new()));
-                let separator = separator.unwrap_or_else(|| self.separator_after(&context));
-                let template = request.chat_template.then_some(date);
-                let is_rendered = self.template.is_chat() && context.text().is_some();
-                let (context, query) = self.prompt((context, request.query), &separator, template)?;
-                let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
-                let most = (context.len(), query.len(), limits.max_tokens);
-                self.check_length(most)?;
-                let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
-                prepared.placement = self.placed(request.placement);
-                prepared.key = request.labels.get(bounds::KEY).cloned();
-                prepared.background = bounds::is_background(&request.labels);
-                prepared.template_date = template.filter(|_| is_rendered);
-                // Its context has no number yet.
-                let refresh = prepared.plan.refresh(&context, &query);
-                let refresh_order = refresh.map(|refresh| Box::new(RefreshChoice { context: 0, refresh }));
-                (Source::Context(prepared.identified()), query, context.len(), refresh_order)
-            }
-        };
+        let (source, query_ids, context_tokens, refresh_order) =
+            match (request.context.take(), request.session.take(), session) {
+                (None, Some(name), Some(session)) => {
+                    let separator = separator.unwrap_or(session.query_separator.clone());
+                    let (query, text) = self.question(session, query, &separator)?;
+                    asked = text;
+                    self.check_rope(&session.plan, query.len())?;
+                    let refresh_order = session.refresh_order(&query);
+                    (Source::Session(name), query, session.plan.context_tokens, refresh_order)
+                }
+                (context, _, _) => {
+                    let context = context.unwrap_or(Prompt::Text(String::new()));
+                    let separator = separator.unwrap_or_else(|| self.separator_after(&context));
+                    let template = request.chat_template.then_some(date);
+                    let is_rendered = self.template.is_chat() && context.text().is_some();
+                    let (context, query) = self.prompt((context, query), &separator, template)?;
+                    if context.is_empty() {
+                        return self.prepare_alone((query, request), &limits, hosts);
+                    }
+                    let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
+                    let most = (context.len(), query.len(), limits.max_tokens);
+                    self.check_length(most)?;
+                    let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
+                    prepared.placement = self.placed(request.placement);
+                    prepared.key = request.labels.get(bounds::KEY).cloned();
+                    prepared.background = bounds::is_background(&request.labels);
+                    prepared.template_date = template.filter(|_| is_rendered);
+                    // Its context has no number yet.
+                    let refresh = prepared.plan.refresh(&context, &query);
+                    let refresh_order = refresh.map(|refresh| Box::new(RefreshChoice { context: 0, refresh }));
+                    (Source::Context(prepared.identified()), query, context.len(), refresh_order)
+                }
+            };
         self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
         let question = Question {
             query_ids,

@@ -70,7 +70,7 @@ impl ModelFront {
         Ok(WholePrompt { written: rendered.written, at, around: false })
     }
 
-    /// A whole prompt as context and question, neither of which is empty.
+    /// A whole prompt as context and question. One token is a question without a context.
     fn cut(&self, WholePrompt { written, at, around }: WholePrompt) -> Result<(Vec<u32>, Vec<u32>), JobError> {
         let Around { before, behind } = self.around(around);
         let cut = self.tokenizer.cut(&Passage::from(written), at, self.max_tokens);
@@ -78,7 +78,7 @@ impl ModelFront {
         let mut context = [&before[..], &cut.ids, &behind].concat();
         self.check_ids("context", &context)?;
         if context.len() < 2 {
-            return Err(invalid("query", "one token is no context and question; give a longer text"));
+            return Ok((Vec::new(), context));
         }
         let held = (before.len() + cut.held).clamp(1, context.len() - 1);
         let query = context.split_off(held);

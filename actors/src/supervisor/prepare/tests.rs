@@ -108,6 +108,17 @@ fn a_job_has_the_ids_of_its_whole_prompt() {
     assert_eq!(whole(&chat, request), [rendered, end, ids(&chat, "<|assistant|>\n")].concat());
 }
 
+#[test]
+fn a_prompt_of_one_token_is_a_question_alone() {
+    let front = chat(TURNS);
+    let written = |text: &str| Prompt::Written(text.to_owned().into());
+    let separator = separated_by("");
+    let request = JobRequest { query_separator: separator, ..JobRequest::new(Some(written("")), written("a")) };
+    let job = front.prepare(request, &dense(), &HOSTS, None).unwrap();
+    assert_eq!((&job.question.query_ids, job.question.choice.scored), (&ids(&front, "a"), Some(Vec::new())));
+    assert_eq!(job.question.query_ids.len(), 1);
+}
+
 /// A document may be anybody's: what it writes ends no message and begins none. A raw text is the client's own.
 #[test]
 fn a_message_names_no_special_token() {
