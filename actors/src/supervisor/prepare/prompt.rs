@@ -2,7 +2,7 @@
 
 use asterism_models::{Around, ChatTurn, Passage, QuerySeparator, RenderOptions, Speaker, TemplateDate, Written};
 
-use super::{ModelFront, invalid};
+use super::ModelFront;
 use crate::{api::Prompt, error::JobError};
 
 /// A prompt as one text.
