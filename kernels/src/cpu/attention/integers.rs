@@ -25,8 +25,8 @@ const LEAST_WEIGHT: f32 = f32::MIN_POSITIVE * 65_536.0;
 /// The most elements of a head whose sums fit 32 bits.
 const MOST_ELEMENTS: usize = 512;
 /// Panels and rows of a register tile.
-const TILE_PANELS: usize = 2;
-const TILE_ROWS: usize = 4;
+const INTEGER_PANELS: usize = 2;
+const INTEGER_ROWS: usize = 4;
 
 /// Rows as integers. Empty where integers are not multiplied.
 #[derive(Default)]
@@ -205,7 +205,7 @@ unsafe fn tiles<Q: QuadLanes, T: Tiled>(call: &T) {
         // SAFETY: the caller's promise.
         panel += unsafe {
             match call.panels() - panel {
-                TILE_PANELS.. => column::<Q, T, TILE_PANELS>(call, panel),
+                INTEGER_PANELS.. => column::<Q, T, INTEGER_PANELS>(call, panel),
                 _ => column::<Q, T, 1>(call, panel),
             }
         };
@@ -217,14 +217,14 @@ unsafe fn tiles<Q: QuadLanes, T: Tiled>(call: &T) {
 #[inline(always)]
 unsafe fn column<Q: QuadLanes, T: Tiled, const V: usize>(call: &T, panel: usize) -> usize {
     let Range { start, end } = call.rows();
-    for row in (start..end).step_by(TILE_ROWS) {
+    for row in (start..end).step_by(INTEGER_ROWS) {
         // SAFETY: the caller's promise.
         unsafe {
             match end - row {
                 1 => call.tile::<Q, 1, V>(row, panel),
                 2 => call.tile::<Q, 2, V>(row, panel),
                 3 => call.tile::<Q, 3, V>(row, panel),
-                _ => call.tile::<Q, TILE_ROWS, V>(row, panel),
+                _ => call.tile::<Q, INTEGER_ROWS, V>(row, panel),
             }
         }
     }
