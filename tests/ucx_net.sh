@@ -82,10 +82,10 @@ start() {
 }
 "$binary" eval make niah_single_1 --tokens 4k --samples 1 > "$folder/question.jsonl"
 answer() { asterism job submit --input "$folder/question.jsonl" --max-tokens 48 -o json | tr -d ' \n' | grep -o '"tokens":\[[^]]*\]'; }
-# Waits until DATA of the query host has all these words.
+# Waits until DATA of the query host has all these words: a host reports its links once a second.
 data() {
-    local row
-    for _ in $(seq 40); do
+    local row until=$((SECONDS + 10))
+    while ((SECONDS < until)); do
         row=$(asterism status 2> /dev/null | grep '^query-0')
         for words in "$@"; do [[ $row == *"$words"* ]] || continue 2; done
         return
