@@ -181,7 +181,7 @@ impl ModelFront {
                     let template = request.chat_template.then_some(date);
                     let is_rendered = self.template.is_chat() && context.text().is_some();
                     let (context, query) = self.prompt((context, query), &separator, template)?;
-                    if context.is_empty() {
+                    if context.is_empty() && query.len() == 1 {
                         return self.prepare_alone((query, request), &limits, hosts);
                     }
                     let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
