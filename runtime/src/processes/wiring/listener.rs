@@ -39,8 +39,9 @@ pub(crate) fn bind(
     credentials::log_certificate_end(member, &security);
     let mut config = QuicConfig::new(listen, security);
     config.idle_timeout = cluster.liveness.dead_after;
-    // Heartbeats are what keeps a host's link to the supervisor alive.
-    config.keep_alive = (config.idle_timeout / 5).max(cluster.liveness.heartbeat * 5 / 4);
+    // Heartbeats are what keeps a host's link to the supervisor alive; those between hosts have none.
+    let beaten = cluster.liveness.heartbeat * 5 / 4;
+    config.keep_alive = (config.idle_timeout / 5).max(beaten).min(config.idle_timeout / 2);
     config.lanes = usize::from(lanes);
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
     if let Some(rotation) = rotation {
