@@ -218,13 +218,15 @@ fn arguments(function: &Value) -> Value {
     }
 }
 
-/// Has references within a schema follow it to where it stands in another.
+/// Has references to places of a schema follow it to where it stands in another; those to an `$anchor` find it anywhere.
 fn move_references(schema: &mut Value, to: &str) {
     match schema {
         Value::Object(fields) => {
             for (name, value) in fields {
                 match value.as_str().and_then(|path| path.strip_prefix('#')) {
-                    Some(path) if name == "$ref" => *value = json!(format!("{to}{path}")),
+                    Some(path) if name == "$ref" && (path.is_empty() || path.starts_with('/')) => {
+                        *value = json!(format!("{to}{path}"))
+                    }
                     _ => move_references(value, to),
                 }
             }
