@@ -23,6 +23,8 @@ use super::{
 /// from a thousand are `ASTERISM_INITIALS=100000`.
 const INITIALS: usize = 10_000;
 const BY_SOURCE: usize = 100;
+/// A packet that nothing answers is sent so often.
+const SENT_AT_MOST: usize = 15;
 /// How long memory may take to come back.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 
@@ -97,12 +99,18 @@ fn a_stranger_is_sent_less_than_he_sends() {
     {
         let socket = UdpSocket::bind("127.9.9.9:0").expect("loopback is 127.0.0.0/8");
         socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
-        socket.send_to(&Initials::new(protocol, name).next(), to).expect("loopback takes it");
-        let (mut datagram, mut sent) = ([0; 2048], Vec::new());
-        while let Ok(length) = socket.recv(&mut datagram) {
-            assert!(Retry::read(&datagram[..length]).is_some(), "it is asked to show that it receives");
-            sent.push(length);
+        let packet = Initials::new(protocol, name).next();
+        let (mut datagram, mut received, mut sent) = ([0; 2048], Vec::new(), 0);
+        // A datagram may be lost.
+        while received.is_empty() && sent < SENT_AT_MOST {
+            socket.send_to(&packet, to).expect("loopback takes it");
+            sent += 1;
+            while let Ok(length) = socket.recv(&mut datagram) {
+                assert!(Retry::read(&datagram[..length]).is_some(), "it is asked to show that it receives");
+                received.push(length);
+            }
         }
-        assert!(sent.len() == 1 && sent[0] < DATAGRAM, "{sent:?}");
+        let answers = 1..=sent;
+        assert!(answers.contains(&received.len()) && received.iter().all(|length| *length < DATAGRAM), "{received:?}");
     }
 }
