@@ -142,40 +142,42 @@ impl<E: Loaded> Head<E> {
         [dim, stride]: [usize; 2],
     ) {
         self.copy_scales(at, source, start, count);
-        if E::BESIDE > 1 {
-            return self.copy_each(at, source, start, count, [dim, stride]);
-        }
         let mut done = 0;
         while done < count {
             let (from, to) = (start + done, at + done);
             // As many as lie side by side in a panel of either.
             let beside = (count - done).min(PANEL - from % PANEL).min(PANEL - to % PANEL);
-            let width = (dim - 1) * PANEL + beside;
+            let (run, line) = (beside * E::BESIDE, PANEL * E::BESIDE);
+            let width = dim.next_multiple_of(E::BESIDE) * PANEL - line + run;
             let from_keys = &source.keys[key::<E>(from, 0, dim)..][..width];
             let to_keys = &mut self.keys[key::<E>(to, 0, dim)..][..width];
-            if beside == PANEL {
+            if run == line {
                 to_keys.copy_from_slice(from_keys);
             } else {
-                for column in 0..beside {
-                    let from = from_keys[column..].iter().step_by(PANEL);
-                    to_keys[column..].iter_mut().step_by(PANEL).zip(from).for_each(|(to, from)| *to = *from);
-                }
+                let lines = to_keys.chunks_mut(line).zip(from_keys.chunks(line));
+                lines.for_each(|(to, from)| to[..run].copy_from_slice(&from[..run]));
             }
-            let (from_value, to_value) = (value::<E>(from, 0, stride), value::<E>(to, 0, stride));
-            for panel in (0..stride * BLOCK_KEYS).step_by(BLOCK_KEYS * PANEL) {
-                let values = &source.values[from_value + panel..][..beside * PANEL];
-                self.values[to_value + panel..][..beside * PANEL].copy_from_slice(values);
-            }
+            self.copy_values(to, source, from, beside, stride);
             done += beside;
         }
     }
 
-    /// Element by element: side by side lie elements of several tokens.
-    fn copy_each(&mut self, at: usize, source: &Self, start: usize, count: usize, [dim, stride]: [usize; 2]) {
-        for (from, to) in (start..start + count).zip(at..) {
-            for d in 0..dim {
-                self.keys[key::<E>(to, d, dim)] = source.keys[key::<E>(from, d, dim)];
-                self.values[value::<E>(to, d, stride)] = source.values[value::<E>(from, d, stride)];
+    /// The values of tokens that lie in one panel of keys of either.
+    fn copy_values(&mut self, to: usize, source: &Self, from: usize, count: usize, stride: usize) {
+        // Elements of so many tokens lie side by side: where these begin alike, they go as they lie.
+        let before = from.next_multiple_of(E::BESIDE) - from;
+        let alone = if from % E::BESIDE == to % E::BESIDE { before.min(count) } else { count };
+        let run = (count - alone) / E::BESIDE * E::BESIDE;
+        for panel in (0..stride * BLOCK_KEYS).step_by(BLOCK_KEYS * PANEL) {
+            if run > 0 {
+                let [from, to] = [from, to].map(|first| panel + value::<E>(first + alone, 0, stride));
+                self.values[to..][..run * PANEL].copy_from_slice(&source.values[from..][..run * PANEL]);
+            }
+            for token in (0..alone).chain(alone + run..count) {
+                let [from, to] = [from, to].map(|first| panel + value::<E>(first + token, 0, stride));
+                for column in (0..PANEL * E::BESIDE).step_by(E::BESIDE) {
+                    self.values[to + column] = source.values[from + column];
+                }
             }
         }
     }
