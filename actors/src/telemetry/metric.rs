@@ -249,8 +249,12 @@ fn record_links(host: &str, report: &LinkReport) {
     }
     counter!(SPANS_DROPPED, "host" => host.to_string()).absolute(report.traffic.spans_dropped);
     process(CERTIFICATE_EXPIRY, certificate_ends_s.unwrap_or(f64::NAN));
-    // By pair of hosts they would be as many as there are hosts, squared.
-    for transport in TRANSPORTS {
+    // Of what it ever spoke over. By pair of hosts they would be as many as there are hosts, squared.
+    let spoken = |transport: &&str| {
+        let carries = carried.iter().any(|carried| carried.transport == *transport);
+        carries || report.links.iter().any(|link| link.transport == *transport)
+    };
+    for transport in TRANSPORTS.into_iter().filter(spoken) {
         let links = || report.links.iter().filter(|link| link.transport == transport);
         for (peer, of_supervisor) in [(SUPERVISOR_LABEL, true), ("hosts", false)] {
             let of_peer = links().filter(|link| (link.peer == SUPERVISOR_LABEL) == of_supervisor);
@@ -407,11 +411,12 @@ fn forget(host: &str) {
     }
     gauge!(KV_CACHE_BYTES, "host" => host.to_owned(), "state" => "held").set(f64::NAN);
     gauge!(KV_IDLE_BYTES, "host" => host.to_owned()).set(f64::NAN);
-    for (peer, transport) in
-        [SUPERVISOR_LABEL, "hosts"].into_iter().flat_map(|peer| TRANSPORTS.map(|name| (peer, name)))
-    {
-        let labels = [("host", host), ("peer", peer), ("transport", transport)];
-        gauge!(TRANSPORT_RTT, &labels.map(owned)).set(f64::NAN);
+    for transport in TRANSPORTS {
+        for peer in [SUPERVISOR_LABEL, "hosts"] {
+            let labels = [("host", host), ("peer", peer), ("transport", transport)];
+            gauge!(TRANSPORT_RTT, &labels.map(owned)).set(f64::NAN);
+        }
+        gauge!(TRANSPORT_LINKS, &[("host", host), ("transport", transport)].map(owned)).set(f64::NAN);
     }
 }
 
