@@ -46,7 +46,15 @@ fn who_waits_for_a_supervisor_that_hangs_is_told_so() {
     let hangs = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = format!("http://{}", hangs.local_addr().expect("an address"));
     let place = Place::new(SMALL);
-    for command in [&["status"][..], &["job", "list"], &["job", "status", "job-1"]] {
+    let asking: [&[&str]; 6] = [
+        &["status"],
+        &["job", "list"],
+        &["job", "status", "job-1"],
+        &["host", "list"],
+        &["session", "list"],
+        &["bench", "links"],
+    ];
+    for command in asking {
         let printed = place.says(&[command, &["--server", &server, "--request-timeout", "3"]].concat());
         assert!(printed.contains(&format!("no answer from {server} yet; it is waited for, up to 3 s")), "{printed}");
         assert!(!printed.starts_with("exit 0"), "{printed}");

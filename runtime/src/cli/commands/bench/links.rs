@@ -6,7 +6,10 @@ use asterism_actors::api::{LinkSpeed, LinksReport, LinksState, Role};
 use serde::Serialize;
 
 use crate::{
-    cli::output::{self, Table},
+    cli::{
+        output::{self, Table},
+        progress,
+    },
     client::Client,
     cluster::{Cluster, size::duration},
     data_dir::links,
@@ -38,7 +41,7 @@ struct Wire {
 /// Measures to the end; exit 3 when a link could not be measured.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let client = Client::find(globals)?;
-    let status = client.topology()?;
+    let status = progress::answered(globals, &client, Client::topology)?;
     if status.jobs_running > 0 {
         globals.note(format_args!(
             "{} jobs are running: links carry theirs too, and times will be too long",

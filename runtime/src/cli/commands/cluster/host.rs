@@ -11,7 +11,10 @@ use asterism_actors::api::{HostHealth, HostStatus, Scheduling};
 use clap::{Args, Subcommand};
 
 use crate::{
-    cli::output::{self, Table, lower},
+    cli::{
+        output::{self, Table, lower},
+        progress,
+    },
     client::Client,
     cluster::size::{bytes, seconds},
     error::{CliError, Exit},
@@ -77,7 +80,7 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
     match verb {
         HostVerb::List => list(globals, &client)?,
         HostVerb::Show(HostName { name }) => {
-            let host = client.host(&name)?;
+            let host = progress::answered(globals, &client, |client| client.host(&name))?;
             show(globals, &host)?;
             globals.note(next(&host));
         }
@@ -95,7 +98,7 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
 }
 
 fn list(globals: &Globals, client: &Client) -> Result<(), CliError> {
-    let hosts = client.hosts()?;
+    let hosts = progress::answered(globals, client, Client::hosts)?;
     output::print_rows(&hosts, globals.format, table)?;
     for (host, cause) in hosts.iter().filter_map(|host| Some((host, host.explained()?))) {
         globals.note(format_args!("{}: {cause}", host.name));

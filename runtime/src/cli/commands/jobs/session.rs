@@ -16,7 +16,7 @@ use super::{
 use crate::{
     cli::{
         output::{self, Table, lower},
-        progress::Progress,
+        progress::{self, Progress},
     },
     client::{Client, PATIENCE},
     cluster::size::{bytes, grouped, span},
@@ -142,14 +142,16 @@ pub fn run(globals: &Globals, verb: SessionVerb) -> Result<Exit, CliError> {
     match verb {
         SessionVerb::Create(args) => create(globals, &client, &args)?,
         SessionVerb::List => {
-            let sessions = client.sessions()?;
+            let sessions = progress::answered(globals, &client, Client::sessions)?;
             output::print_rows(&sessions, globals.format, table)?;
             globals.note(match sessions.first() {
                 Some(session) => format!("next: asterism session ask {} \"QUESTION\"", session.name),
                 None => "next: asterism session create --context FILE --name NAME".into(),
             });
         }
-        SessionVerb::Show(SessionName { name }) => show(globals, &client.session(&name)?)?,
+        SessionVerb::Show(SessionName { name }) => {
+            show(globals, &progress::answered(globals, &client, |client| client.session(&name))?)?;
+        }
         SessionVerb::Ask(_) => {}
         SessionVerb::Append(AppendArgs { name, context, no_wait }) => {
             let context = Some(read_contexts(&context)?.into());
