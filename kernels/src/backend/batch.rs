@@ -91,7 +91,7 @@ pub trait BatchAttention: AttentionOps + HeadOps {
 }
 
 /// A step whose layers' attention is laid out.
-pub trait StepLayers<B: TensorOps> {
+pub trait StepLayers<B: TensorOps>: Send {
     /// The next layer: appends its rows' `k, v (kv, t, dim)` to the own keys of each sequence, and attends. `q (t, query heads dim)` in
     /// compute type, and so are the outputs. A step that does not come to its last layer is taken again with the same rows.
     ///
@@ -122,21 +122,18 @@ impl<B: BatchAttention> StepLayers<B> for ByLayer<'_, B> {
     fn attend(&mut self, layer: usize, [q, k, v]: [&B::Tensor; 3]) -> Result<B::Tensor, KernelError> {
         let (backend, mut caches) = (self.backend, Vec::with_capacity(self.sequences.len()));
         for StepSequence { rows, own, own_keys, .. } in &mut self.sequences {
-            if layer == own.len() {
-                let [k, v] = [k, v].map(|x| backend.narrow(x, 1, rows.start, rows.end));
-                own.push(backend.kv_kept(&k?, &v?)?);
-            } else if backend.kv_len(&own[layer]) <= *own_keys {
-                // Else those of an earlier try are there.
-                caches.push((&mut own[layer], rows.clone()));
+            // Else those of an earlier try are there.
+            if backend.kv_len(own[layer]) <= *own_keys {
+                caches.push((&mut *own[layer], rows.clone()));
             }
         }
         backend.kv_append_each(caches, k, v)?;
         let sequences = &self.sequences;
         let ask = |kv, rows: &Range<usize>, mask| Ask { kv, rows: rows.clone(), mask, holes: &[] };
         let of_shards = sequences.iter().flat_map(|sequence| {
-            sequence.shards.iter().map(|(layers, mask)| ask(&layers[layer], &sequence.rows, *mask))
+            sequence.shards.iter().map(|(layers, mask)| ask(layers[layer], &sequence.rows, *mask))
         });
-        let of_owns = sequences.iter().map(|sequence| ask(&sequence.own[layer], &sequence.rows, sequence.own_mask));
+        let of_owns = sequences.iter().map(|sequence| ask(&*sequence.own[layer], &sequence.rows, sequence.own_mask));
         let asks: Vec<Ask<'_, B::Kv>> = of_shards.chain(of_owns).collect();
         backend.attend_tree(self.heads, q, (&asks, &[]), &self.merging)
     }

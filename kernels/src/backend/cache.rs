@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::elementwise::ElementwiseOps;
-use crate::{Extra, KernelError, KvType};
+use crate::{Extra, Heads, KernelError, KvType};
 
 /// A cache of keys and values.
 pub trait KvOps: ElementwiseOps {
@@ -20,6 +20,11 @@ pub trait KvOps: ElementwiseOps {
     /// The same as they are kept for phase 2, in the format of [`KvOps::kv_type`]. What is appended to them is kept alike.
     fn kv_kept(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError> {
         self.kv(k, v)
+    }
+    /// A cache of no token of so many KV heads, kept alike.
+    fn kv_none(&self, heads: Heads) -> Result<Self::Kv, KernelError> {
+        let none = self.cast(&self.upload(&[heads.kv, 0, heads.dim], &[])?)?;
+        self.kv_kept(&none, &none)
     }
     /// A cache in compute type of the rows of any, as attention reads them.
     fn kv_widened(&self, kv: &Self::Kv) -> Result<Self::Kv, KernelError> {

@@ -9,9 +9,6 @@ use super::spread::GroupTensor;
 use crate::backend::{AttentionOps, Backend, KvOps, Partial, SelectionOps, Sparse, TensorOps};
 use crate::{KernelError, KeySets, Mask, Selection, Selector};
 
-/// Rows up to which no device is kept waiting with their attention.
-const FEW_ROWS: usize = 4096;
-
 /// Keys and values of one layer, by KV heads.
 pub struct GroupKv<B: Backend> {
     pub(super) parts: Vec<B::Kv>,
@@ -131,15 +128,15 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         kv: &GroupKv<B>,
         mask: Mask,
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
-        let (q, rows) = (self.queries(q, kv.heads)?, self.shape(q).get(1).copied().unwrap_or(0));
-        let attend = |at: usize, member: &B| member.attention(&q.parts[at], &kv.parts[at], mask);
-        let each = if rows > FEW_ROWS { self.at_once(attend) } else { self.each(attend) };
-        Ok(Self::partial(each?, &q.layout))
+        let q = self.queries(q, kv.heads)?;
+        let each = self.each_of(&q.parts[0], |at, member| member.attention(&q.parts[at], &kv.parts[at], mask))?;
+        Ok(Self::partial(each, &q.layout))
     }
 
     fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {
         let queries = calls.iter().map(|(q, kv, _)| self.queries(q, kv.heads)).collect::<Result<Vec<_>, _>>()?;
-        let each = self.each(|at, member| {
+        let Some(first) = queries.first() else { return Ok(Vec::new()) };
+        let each = self.each_of(&first.parts[0], |at, member| {
             let own = queries.iter().zip(calls);
             let own: Vec<_> =
                 own.map(|(q, (_, kv, mask))| (q.parts[at].clone(), kv.parts[at].clone(), *mask)).collect();

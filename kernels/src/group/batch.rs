@@ -5,8 +5,8 @@ use super::heads::HeadSegments;
 use super::layout::Layout;
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
-use crate::backend::{Backend, BatchAttention};
-use crate::{Ask, Heads, KernelError, Merging};
+use crate::backend::{Backend, BatchAttention, StepLayers};
+use crate::{Ask, Heads, KernelError, Merging, StepSequence};
 
 /// What a member is asked of what the group is.
 fn own<'a, B: Backend>(asks: &'a [Ask<'_, GroupKv<B>>], member: usize) -> Vec<Ask<'a, B::Kv>> {
@@ -31,7 +31,71 @@ impl<B: Backend> DeviceGroup<B> {
     }
 }
 
+/// A step that each device has laid out for its heads.
+struct GroupLayers<'a, B: Backend> {
+    group: &'a DeviceGroup<B>,
+    each: Vec<Box<dyn StepLayers<B> + 'a>>,
+    heads: Heads,
+    segments: HeadSegments,
+}
+
+impl<B: Backend> StepLayers<DeviceGroup<B>> for GroupLayers<'_, B> {
+    fn attend(&mut self, layer: usize, [q, k, v]: [&GroupTensor<B>; 3]) -> Result<GroupTensor<B>, KernelError> {
+        let (group, members) = (self.group, self.group.members.len());
+        let rows = self.segments.rows(self.heads.dim, members);
+        let (q, keys) = (group.dealt(q, &rows)?, self.segments.keys(members));
+        let (k, v) = (group.dealt(k, &keys)?, group.dealt(v, &keys)?);
+        let steps = self.each.iter_mut().collect();
+        let parts = group.each_with(steps, |at, _, step: &mut Box<dyn StepLayers<B> + '_>| {
+            step.attend(layer, [&q.parts[at], &k.parts[at], &v.parts[at]])
+        })?;
+        Ok(GroupTensor::of(parts, rows))
+    }
+}
+
+/// What each member has of the sequences.
+fn of_members<'a, B: Backend>(
+    members: usize,
+    sequences: Vec<StepSequence<'a, GroupKv<B>>>,
+) -> Vec<Vec<StepSequence<'a, B::Kv>>> {
+    let mut each: Vec<Vec<_>> = (0..members).map(|_| Vec::with_capacity(sequences.len())).collect();
+    for StepSequence { rows, shards, own, own_keys, own_mask } in sequences {
+        let mut owns: Vec<Vec<&mut B::Kv>> = (0..members).map(|_| Vec::with_capacity(own.len())).collect();
+        for kv in own {
+            owns.iter_mut().zip(&mut kv.parts).for_each(|(own, part)| own.push(part));
+        }
+        for (at, (each, own)) in each.iter_mut().zip(owns).enumerate() {
+            let parts = |layers: &Vec<&'a GroupKv<B>>| layers.iter().map(|kv| &kv.parts[at]).collect();
+            let shards = shards.iter().map(|(layers, mask)| (parts(layers), *mask)).collect();
+            each.push(StepSequence { rows: rows.clone(), shards, own, own_keys, own_mask });
+        }
+    }
+    each
+}
+
 impl<B: Backend> BatchAttention for DeviceGroup<B> {
+    fn lays_steps(&self, rows: usize) -> bool {
+        self.first().lays_steps(rows)
+    }
+
+    fn lay_step<'a>(
+        &'a self,
+        heads: Heads,
+        layers: usize,
+        sequences: Vec<StepSequence<'a, GroupKv<B>>>,
+        merging: &Merging,
+    ) -> Result<Option<Box<dyn StepLayers<Self> + 'a>>, KernelError> {
+        let (segments, members) = (self.segments(heads.query, heads.kv), self.members.len());
+        let each = self.each_with(of_members(members, sequences), |at, _, sequences| {
+            let heads = segments.local(at, members, heads.dim);
+            self.members[at].lay_step(heads, layers, sequences, merging)
+        })?;
+        let each: Option<Vec<_>> = each.into_iter().collect();
+        Ok(each.map(|each| -> Box<dyn StepLayers<Self> + 'a> {
+            Box::new(GroupLayers { group: self, each, heads, segments })
+        }))
+    }
+
     fn attend_many(
         &self,
         heads: Heads,

@@ -128,7 +128,7 @@ impl<B: Backend> DeviceGroup<B> {
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
         let residual = self.dealt(residual, &weight.outputs)?;
-        self.spread(weight.outputs.clone(), |at, member| {
+        self.spread_of(x, weight.outputs.clone(), |at, member| {
             member.linear_add(&x.parts[at], &weight.parts[at], residual.parts[at].clone())
         })
     }
@@ -173,7 +173,7 @@ impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
             (_, Some(segment)) => Split::layout(1, vec![segment], self.members.len()),
             (Some(_), None) => return self.gated_silu(&self.whole(gate_up)?),
         };
-        self.spread(layout, |at, member| member.gated_silu(&gate_up.parts[at]))
+        self.spread_of(gate_up, layout, |at, member| member.gated_silu(&gate_up.parts[at]))
     }
 
     fn silu(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
@@ -216,7 +216,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
 
     fn linear(&self, x: &GroupTensor<B>, weight: &GroupLinear<B>) -> Result<GroupTensor<B>, KernelError> {
         let x = self.whole(x)?;
-        self.spread(weight.outputs.clone(), |at, member| member.linear(&x.parts[at], &weight.parts[at]))
+        self.spread_of(&x, weight.outputs.clone(), |at, member| member.linear(&x.parts[at], &weight.parts[at]))
     }
 
     fn linear_add(
@@ -236,7 +236,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         weight: &GroupLinear<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
         let x = self.whole(x)?;
-        self.spread(weight.outputs.clone(), |at, member| {
+        self.spread_of(&x, weight.outputs.clone(), |at, member| {
             member.norm_linear(&x.parts[at], (&norm.parts[at], eps), &weight.parts[at])
         })
     }
@@ -251,7 +251,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             return self.gated_silu(&self.norm_linear(x, (norm, eps), gate_up)?);
         };
         let x = self.whole(x)?;
-        self.spread(Split::layout(1, vec![segment], self.members.len()), |at, member| {
+        self.spread_of(&x, Split::layout(1, vec![segment], self.members.len()), |at, member| {
             member.norm_gated(&x.parts[at], (&norm.parts[at], eps), &gate_up.parts[at])
         })
     }

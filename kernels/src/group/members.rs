@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::heads::check_heads;
 use crate::backend::{AllGather, Backend};
-use crate::{Heads, KernelError};
+use crate::{Heads, KernelError, PriorityGuard, Rank};
+
+/// Elements of a device's part of a tensor from which on work on it may fill the device's queue.
+const LARGE_TENSOR: usize = 1 << 22;
 
 /// Several devices that compute as one.
 pub struct DeviceGroup<B: Backend> {
@@ -73,6 +76,35 @@ impl<B: Backend> DeviceGroup<B> {
             *first = Some(work(0, self.first()));
         });
         made.into_iter().map(|made| made.expect("the scope ends when all have worked")).collect()
+    }
+
+    /// [`DeviceGroup::each`] of a tensor, at once where it is large: no device's queue runs empty while another's is full.
+    pub(super) fn each_of<T: Send>(
+        &self,
+        x: &B::Tensor,
+        work: impl Fn(usize, &B) -> Result<T, KernelError> + Sync,
+    ) -> Result<Vec<T>, KernelError> {
+        let elements: usize = self.first().shape(x).iter().product();
+        if elements >= LARGE_TENSOR { self.at_once(work) } else { self.each(work) }
+    }
+
+    /// [`DeviceGroup::each`] of what is each one's to take.
+    pub(super) fn each_with<S: Send, T: Send>(
+        &self,
+        own: Vec<S>,
+        work: impl Fn(usize, &B, S) -> Result<T, KernelError> + Sync,
+    ) -> Result<Vec<T>, KernelError> {
+        let own: Vec<Mutex<Option<S>>> = own.into_iter().map(|own| Mutex::new(Some(own))).collect();
+        let taken = |at: usize| own[at].lock().expect("nobody else takes it").take().expect("each is asked once");
+        self.each(|at, member| work(at, member, taken(at)))
+    }
+
+    /// A step begins, on whichever of the group's threads its work is queued.
+    pub(super) fn begin(&self, rank: Rank) -> PriorityGuard {
+        let begin = || PriorityGuard::joined(self.members.iter().map(|member| member.priority(rank)));
+        let crew = self.crew.iter().filter(|_| self.first().queues());
+        let others = crew.flat_map(|crew| crew.broadcast(|_| begin()));
+        PriorityGuard::joined(others.chain([begin()]))
     }
 
     /// What all make alike of what all have: once, where they compute in the same memory, which devices with queues do not.

@@ -42,7 +42,7 @@ impl<B: Backend> HeadOps for DeviceGroup<B> {
     ) -> Result<(GroupTensor<B>, GroupTensor<B>, GroupTensor<B>), KernelError> {
         let (segments, members) = (self.segments(heads.query, heads.kv), self.members.len());
         let qkv = self.dealt(qkv, &segments.qkv(heads.dim, members))?;
-        let split = self.each(|at, member| {
+        let split = self.each_of(&qkv.parts[0], |at, member| {
             member.split_rotate(&qkv.parts[at], segments.local(at, members, heads.dim), positions, rotary)
         })?;
         let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());

@@ -44,6 +44,19 @@ impl<B: Backend> DeviceGroup<B> {
         Ok(GroupTensor::of(parts, layout))
     }
 
+    /// The same of a tensor that may be large.
+    pub(super) fn spread_of(
+        &self,
+        x: &GroupTensor<B>,
+        layout: Layout,
+        work: impl Fn(usize, &B) -> Result<B::Tensor, KernelError> + Sync,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        if layout.is_none() {
+            return self.spread(layout, work);
+        }
+        Ok(GroupTensor::of(self.each_of(&x.parts[0], work)?, layout))
+    }
+
     /// The same tensor whole on each.
     pub(super) fn whole(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
         let Some(split) = &x.layout else { return Ok(x.clone()) };

@@ -51,7 +51,7 @@ impl<B: Backend> WorkQueue for DeviceGroup<B> {
     }
 
     fn priority(&self, rank: Rank) -> PriorityGuard {
-        PriorityGuard::joined(self.members.iter().map(|member| member.priority(rank)))
+        self.begin(rank)
     }
 }
 

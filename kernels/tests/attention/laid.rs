@@ -1,9 +1,10 @@
 //! A step that is laid out once: every layer has the bits of attention that is asked for layer by layer, whoever is beside a sequence.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{Ask, Heads, Mask, Merging, Rotary, StepSequence};
+use asterism_kernels::{Ask, Cpu, CpuOptions, DeviceGroup, Heads, Mask, Merging, Rotary, StepSequence};
 
 use crate::common::{numbers, rounded};
 use crate::on_every_cache;
@@ -47,7 +48,8 @@ fn held<B: Backend>(backend: &B, heads: Heads, sequence: &Sequence, seed: u64) -
         (0..LAYERS as u64).map(of_layer).collect()
     };
     let shards = sequence.shards.iter().zip(1..).map(|(count, salt)| keys(*count, salt)).collect();
-    Held { shards, own: if sequence.own == 0 { Vec::new() } else { keys(sequence.own, 0) } }
+    let none = || (0..LAYERS).map(|_| backend.kv_none(heads).unwrap()).collect();
+    Held { shards, own: if sequence.own == 0 { none() } else { keys(sequence.own, 0) } }
 }
 
 /// Shards of each sequence first, then its own; the first two shards of whoever has three are merged before.
@@ -94,8 +96,8 @@ fn outputs<B: Backend>(backend: &B, heads: Heads, (sequences, held, steps): Give
     if laid {
         let parts = sequences.iter().zip(held).zip(&ranges).map(|((sequence, held), rows)| StepSequence {
             rows: rows.clone(),
-            shards: held.shards.iter().map(|layers| (&layers[..], sequence.mask)).collect(),
-            own: &mut held.own,
+            shards: held.shards.iter().map(|layers| (layers.iter().collect(), sequence.mask)).collect(),
+            own: held.own.iter_mut().collect(),
             own_keys: sequence.own,
             own_mask: own_mask(sequence),
         });
@@ -107,10 +109,7 @@ fn outputs<B: Backend>(backend: &B, heads: Heads, (sequences, held, steps): Give
     for (layer, [q, k, v]) in steps.iter().enumerate() {
         for (held, rows) in held.iter_mut().zip(&ranges) {
             let [k, v] = [k, v].map(|x| backend.narrow(x, 1, rows.start, rows.end).unwrap());
-            match held.own.get_mut(layer) {
-                Some(own) => backend.kv_append(own, &k, &v).unwrap(),
-                None => held.own.push(backend.kv_kept(&k, &v).unwrap()),
-            }
+            backend.kv_append(&mut held.own[layer], &k, &v).unwrap();
         }
         let mut asks = Vec::new();
         for ((sequence, held), rows) in sequences.iter().zip(&*held).zip(&ranges) {
@@ -182,9 +181,12 @@ fn a_step_is_taken_again<B: Backend>(backend: &B) {
 
 #[test]
 fn a_laid_step_has_the_bits_of_its_layers_and_of_each_sequence_alone() {
+    let heads = Heads { query: 4, kv: 2, dim: 32 };
     for backend in crate::common::backends() {
-        laid_steps_are_their_layers(backend, Heads { query: 4, kv: 2, dim: 32 }, 3);
+        laid_steps_are_their_layers(backend, heads, 3);
     }
+    let cpu = || Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
+    laid_steps_are_their_layers(&DeviceGroup::new(vec![cpu(), cpu()], heads).unwrap(), heads, 3);
     #[cfg(feature = "cuda")]
     for backend in crate::common::devices().iter().filter(|gpu| gpu.lays_steps(1)) {
         laid_steps_are_their_layers(backend, Heads { query: 32, kv: 8, dim: 128 }, 200);

@@ -89,9 +89,14 @@ impl<B: Backend> Generator<B> {
         Self::new(ContextKeys::of(plan), plan.query_start)
     }
 
-    /// Its own keys and values by layer, and how many of them there are before its next rows.
-    pub(super) fn own(&mut self) -> (&mut Vec<B::Kv>, usize) {
-        (&mut self.tail, self.rows)
+    /// Its own keys and values, a cache a layer, and how many of them there are before its next rows.
+    pub(super) fn own(&mut self, decoder: &Decoder<B>) -> Result<(&mut [B::Kv], usize), ModelError> {
+        let config = decoder.config();
+        // Of a first step that did not come to its last layer there are some.
+        if self.tail.len() < config.layers {
+            self.tail.resize(config.layers, decoder.backend().kv_none(config.heads)?);
+        }
+        Ok((&mut self.tail, self.rows))
     }
 
     /// Where keys and values of its next rows go in a layer.

@@ -21,14 +21,14 @@ impl CudaKv {
 }
 
 /// What is kept of a cache of each layer.
-fn kept(caches: &[CudaKv]) -> Option<&Arc<KeptMaps>> {
+fn kept<'a>(caches: &[&'a CudaKv]) -> Option<&'a Arc<KeptMaps>> {
     let (first, last) = (caches.first()?, caches.last()?);
     first.kept.get().filter(|kept| (kept.layers, kept.keys) == (caches.len(), last.mapped()))
 }
 
 impl Device {
     /// Keeps the maps of these caches, each of all layers, where they are not kept yet.
-    pub fn keep_maps<'a>(&self, all: impl Iterator<Item = &'a [CudaKv]>) -> Result<(), KernelError> {
+    pub fn keep_maps<'a>(&self, all: impl Iterator<Item = &'a [&'a CudaKv]>) -> Result<(), KernelError> {
         let (shelf, queue) = (self.map_shelf(), self.queue().number());
         let _keeping = shelf.keeping();
         let (mut new, mut maps, mut places) = (Vec::new(), Vec::<u8>::new(), Vec::<u8>::new());
@@ -39,7 +39,7 @@ impl Device {
                 kv.whole_maps()?.iter().for_each(|map| maps.extend_from_slice(&map.bytes()));
                 places.extend((kept.at + (layer * MAP_PAIR) as u64).to_le_bytes());
             }
-            new.push((&caches[0], kept));
+            new.push((caches[0], kept));
         }
         if new.is_empty() {
             return Ok(());
@@ -58,7 +58,7 @@ impl Device {
 
     /// Where the maps of the first layer are, those of the others behind them, and whether nothing that is under way may write the
     /// keys; nothing where they are not kept for this device.
-    pub fn kept_maps(&self, caches: &[CudaKv]) -> Option<(u64, bool)> {
+    pub fn kept_maps(&self, caches: &[&CudaKv]) -> Option<(u64, bool)> {
         let kept = kept(caches).filter(|kept| kept.is_of(self.queue().number()))?;
         // Of what is cleared, more is written in every step.
         let looks = || !caches[0].cleared && caches.iter().all(|kv| self.queue().is_done(kv.written));

@@ -14,21 +14,22 @@ const TAIL: usize = 64;
 /// sequence's.
 pub fn make_room(
     device: &Device,
-    own: &mut Vec<CudaKv>,
-    (layers, heads): (usize, Heads),
+    own: &mut [&mut CudaKv],
+    heads: Heads,
     (keys, rows): (usize, usize),
 ) -> Result<bool, KernelError> {
     let like = |kv: &CudaKv| (kv.heads, kv.dim, kv.dtype) == (heads.kv, heads.dim, DType::Bf16);
     let has = |kv: &CudaKv| kv.len >= keys;
-    if keys > 0 && !(own.len() == layers && like(&own[0]) && own.iter().all(has)) {
+    if keys > 0 && !(like(&*own[0]) && own.iter().all(|kv| has(kv))) {
         return Ok(false);
     }
     // Whoever has the memory of one layer has that of all.
     let fits = |kv: &CudaKv| kv.cleared && keys + rows <= kv.capacity;
-    if own.len() != layers || !own.iter().all(fits) || own[0].is_shared() {
-        *own = grown(device, own, (layers, heads), (keys, rows))?;
+    if !own.iter().all(|kv| fits(kv)) || own[0].is_shared() {
+        let grown = grown(device, own, heads, (keys, rows))?;
+        own.iter_mut().zip(grown).for_each(|(kv, grown)| **kv = grown);
     }
-    for kv in own {
+    for kv in own.iter_mut() {
         kv.resize(keys + rows);
         kv.written = WriteMark::UNKNOWN;
     }
@@ -37,8 +38,8 @@ pub fn make_room(
 
 /// Where the first of the last `rows` keys is, how far its value is from it, and each from that of the next layer, in caches that
 /// [`make_room`] made.
-pub fn places(own: &[CudaKv], rows: usize) -> [u64; 3] {
-    let first = &own[0];
+pub fn places(own: &[&CudaKv], rows: usize) -> [u64; 3] {
+    let first = own[0];
     let [key, value] = [0, 1].map(|which: usize| first.buffers[which].pointer);
     let layer = own.get(1).map_or(0, |next| next.buffers[0].pointer - key);
     [key + ((first.len - rows) * first.row()) as u64, value - key, layer]
@@ -47,10 +48,11 @@ pub fn places(own: &[CudaKv], rows: usize) -> [u64; 3] {
 /// The same caches in other memory, with room.
 fn grown(
     device: &Device,
-    own: &[CudaKv],
-    (layers, heads): (usize, Heads),
+    own: &[&mut CudaKv],
+    heads: Heads,
     (keys, rows): (usize, usize),
 ) -> Result<Vec<CudaKv>, KernelError> {
+    let layers = own.len();
     let row = heads.kv * heads.dim * DType::Bf16.size();
     let capacity = (keys + rows).max(2 * keys).next_multiple_of(TAIL);
     let each = capacity * row;

@@ -47,7 +47,7 @@ pub fn lay<'a, B: Backend>(
         let (mut answers, mut of_part) = (Vec::new(), Vec::new());
         for (shard, keys) in shards {
             answers.push((vec![(shard.block, keys)], next));
-            of_part.push((&shard.layers[..], ask.mask.beginning_at(shard.position as usize)));
+            of_part.push((shard.layers.iter().collect(), ask.mask.beginning_at(shard.position as usize)));
             next += 1;
         }
         layers.push(of_part);
@@ -59,10 +59,13 @@ pub fn lay<'a, B: Backend>(
     let (mut asks, mut layers) = (step.parts.iter().peekable(), layers.into_iter());
     let sequences = jobs.parts.iter_mut().enumerate().filter_map(|(part, job)| {
         let ask = asks.next_if(|ask| ask.part == part)?;
-        let (own, own_keys) = job.generator.own();
+        let own = job.generator.own(decoder).map(|(own, own_keys)| (own.iter_mut().collect(), own_keys));
         let shards = layers.next()?;
-        Some(StepSequence { rows: ask.rows.clone(), shards, own, own_keys, own_mask: ask.own_mask })
+        let of_part =
+            |(own, own_keys)| StepSequence { rows: ask.rows.clone(), shards, own, own_keys, own_mask: ask.own_mask };
+        Some(own.map(of_part))
     });
-    let laid = backend.lay_step(config.heads, config.layers, sequences.collect(), &merging)?;
+    let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
+    let laid = backend.lay_step(config.heads, config.layers, sequences, &merging)?;
     Ok(laid.map(Laid))
 }

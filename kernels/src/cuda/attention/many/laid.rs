@@ -72,13 +72,15 @@ struct TopRow {
 /// A step whose layers' attention is laid out.
 pub struct LaidStep<'a> {
     device: &'a Device,
-    /// The own keys of each sequence, and how many there were before.
-    owns: Vec<(&'a mut Vec<CudaKv>, usize)>,
+    /// The own keys of each sequence, a cache a layer, and how many there were before.
+    owns: Vec<OwnKeys<'a>>,
     layers: usize,
     /// Layers that were attended to.
     done: usize,
     laid: Laid,
 }
+
+type OwnKeys<'a> = (Vec<&'a mut CudaKv>, usize);
 
 /// A step that was not taken to its end leaves no keys that nobody wrote.
 impl Drop for LaidStep<'_> {
@@ -161,7 +163,7 @@ impl Laid {
 
 /// Keys of a shard in every layer, or of a sequence's own, and the rows that ask them.
 struct LaidAsk<'b> {
-    layers: &'b [CudaKv],
+    layers: &'b [&'b CudaKv],
     rows: Range<usize>,
     mask: Mask,
 }
@@ -180,8 +182,8 @@ impl Device {
             return Ok(None);
         }
         let (mut owns, mut others) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
-        for StepSequence { rows, shards, own, own_keys, own_mask } in sequences {
-            let room = make_room(self, own, (layers, heads), (own_keys, rows.len()));
+        for StepSequence { rows, shards, mut own, own_keys, own_mask } in sequences {
+            let room = make_room(self, &mut own, heads, (own_keys, rows.len()));
             owns.push((own, own_keys));
             others.push((rows, shards, own_mask));
             if !matches!(room, Ok(true)) {
@@ -192,7 +194,8 @@ impl Device {
         let of_shards = others.iter().flat_map(|(rows, shards, _)| {
             shards.iter().map(|(layers, mask)| LaidAsk { layers, rows: rows.clone(), mask: *mask })
         });
-        let of_owns = owns.iter().zip(&others).map(|((own, _), (rows, .., mask))| LaidAsk {
+        let caches: Vec<Vec<&CudaKv>> = owns.iter().map(|(own, _)| own.iter().map(|kv| &**kv).collect()).collect();
+        let of_owns = caches.iter().zip(&others).map(|(own, (rows, .., mask))| LaidAsk {
             layers: own,
             rows: rows.clone(),
             mask: *mask,
@@ -200,6 +203,7 @@ impl Device {
         let asks: Vec<LaidAsk<'_>> = of_shards.chain(of_owns).collect();
         let laid = self.lay(heads, (&asks, owns.len()), merging);
         drop(asks);
+        drop(caches);
         match laid {
             Ok(Some(laid)) => Ok(Some(LaidStep { device: self, owns, layers, done: 0, laid })),
             ends => {
@@ -257,7 +261,7 @@ impl Device {
         let view = q.token_major(heads.query)?;
         let (mut calls, mut of_ask) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
         for (number, ask) in asks.iter().enumerate() {
-            let (kv, out) = (&ask.layers[0], slots.addresses(number).next().expect("an ask has a slot"));
+            let (kv, out) = (ask.layers[0], slots.addresses(number).next().expect("an ask has a slot"));
             let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.view(0, kv.len()));
             let asked = AskedRows { q, keys, mask: ask.mask, place: ResultAddress::packed(heads, out) };
             calls.extend(asked.calls(None));
@@ -320,11 +324,12 @@ fn suits(heads: Heads, layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bo
         k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == DType::Bf16
     };
     // Layers are alike.
-    let shards = sequence.shards.iter().all(|(shard, _)| shard.len() == layers && shard.first().is_none_or(of_shard));
+    let of_layers = |shard: &[&CudaKv]| shard.len() == layers && shard.first().is_none_or(|kv| of_shard(kv));
+    let shards = sequence.own.len() == layers && sequence.shards.iter().all(|(shard, _)| of_layers(shard));
     (1..=SPLIT_KEY_ROWS).contains(&sequence.rows.len()) && matches!(heads.dim, 64 | 128) && shards
 }
 
 /// Takes back the rows of a step that was not taken.
-fn forget(owns: &mut [(&mut Vec<CudaKv>, usize)]) {
+fn forget(owns: &mut [OwnKeys<'_>]) {
     owns.iter_mut().for_each(|(own, keys)| own.iter_mut().for_each(|kv| kv.truncate(*keys)));
 }
