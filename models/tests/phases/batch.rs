@@ -156,6 +156,25 @@ proptest! {
     }
 }
 
+/// A first step that was cut short, at whichever layer, is taken again where its whole context is on the device, which lays it out.
+#[test]
+fn a_first_step_that_was_cut_short_changes_no_bit_of_the_next() {
+    for decoder in all_decoders() {
+        let alone = bits(&Job::new(decoder, 1).alone(decoder, 9));
+        for cut in 0..decoder.config().layers {
+            let mut job = Job::new(decoder, 1);
+            let shards = job.shards.clone();
+            let context = LocalContext::new(decoder.backend(), &shards);
+            let mut stuck = |layer: usize, _: &PartAsk| layer == cut;
+            let mut context = Leaving { context, decoder, exports: false, stuck: &mut stuck };
+            let mut parts = [StepPart { generator: &mut job.generator, ids: &job.ids }];
+            let ends = step(decoder, &mut parts, &mut context).unwrap();
+            assert!(matches!(&ends[0], Err(StepError::Later)), "layer {cut}");
+            assert_eq!(bits(&job.alone(decoder, 9)), alone, "layer {cut}");
+        }
+    }
+}
+
 #[test]
 fn one_bad_token_ends_its_own_job_only() {
     let [decoder, _] = decoders();
