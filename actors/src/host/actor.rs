@@ -27,8 +27,9 @@ use crate::{
 
 /// The supervisor's name among peers.
 const SUPERVISOR_PEER: &str = "supervisor";
-/// What a host measures of its links goes with a heartbeat so often: it costs a supervisor of a thousand hosts more than heartbeats do.
-const LINKS_REPORTED_EVERY: Duration = Duration::from_secs(1);
+/// What a host measures of its links goes with a heartbeat, once in so long and so many of them: it costs a supervisor more than a
+/// heartbeat does, and of a thousand hosts each beats less often.
+const LINKS_REPORTED_EVERY: (Duration, u32) = (Duration::from_secs(1), 4);
 
 /// Contexts that a host has shards of, and jobs that it generates for with what opens their contexts.
 pub type HeldWork = (Vec<u64>, Vec<(u64, Ticket)>);
@@ -89,8 +90,8 @@ pub struct HostShell<B: Backend> {
     outbox: Option<Outbox<HostMessage>>,
     /// The link to the supervisor.
     supervisor: LinkBook,
-    /// When this supervisor was last told of links.
-    links_reported: Option<Instant>,
+    /// When this supervisor was last told of links, and heartbeats since.
+    links_reported: Option<(Instant, u32)>,
 }
 
 impl<B: Backend> Actor for HostActor<B> {
@@ -230,10 +231,13 @@ impl<B: Backend> HostShell<B> {
     }
 
     fn report_links(&mut self) {
-        let now = Instant::now();
-        if self.links_reported.is_none_or(|at| now - at >= LINKS_REPORTED_EVERY) {
-            self.links_reported = Some(now);
-            self.report(HostMessage::Links(self.links()));
+        let (now, (every, beats)) = (Instant::now(), LINKS_REPORTED_EVERY);
+        match &mut self.links_reported {
+            Some((at, since)) if now - *at < every || *since + 1 < beats => *since += 1,
+            reported => {
+                *reported = Some((now, 0));
+                self.report(HostMessage::Links(self.links()));
+            }
         }
     }
 

@@ -115,7 +115,8 @@ pub enum HostMessage {
         /// KV bytes of shards that nobody asks for any more, and that go when there is no room.
         idle_bytes: u64,
     },
-    /// What the host measures of its links; said with a heartbeat once a second, and the latest stands.
+    /// What the host measures of its links; said with a heartbeat once a second, or with every fourth where that is less often; the latest
+    /// stands.
     Links(LinkReport),
     /// What it measured of its links, as it was told to.
     Measured {

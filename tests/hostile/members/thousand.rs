@@ -77,7 +77,7 @@ async fn beat(
     };
     let report = LinkReport { links: vec![link], ..LinkReport::default() };
     let mut pace = tokio::time::interval(Duration::from_millis(heartbeat_ms));
-    let beats_per_report = 1000_u64.div_ceil(heartbeat_ms);
+    let beats_per_report = 1000_u64.div_ceil(heartbeat_ms).max(4);
     for beat in 0.. {
         pace.tick().await;
         let mut beaten = say(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }).await;
