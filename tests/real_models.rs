@@ -187,7 +187,7 @@ fn check(question: &Value, status: &Value) {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
 fn jobs_and_sessions_of_smollm2_have_the_tokens_of_transformers() {
     if let Some(asked) = SMOLLM2.cluster(0) {
         asked.jobs();
@@ -198,17 +198,39 @@ fn jobs_and_sessions_of_smollm2_have_the_tokens_of_transformers() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
-fn jobs_chats_sessions_and_eval_of_qwen_have_the_tokens_of_transformers() {
-    let Some(asked) = QWEN.cluster(0) else { return };
-    asked.jobs();
-    asked.chats();
-    asked.sessions();
-    asked.eval();
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
+fn jobs_of_qwen_have_the_tokens_of_transformers() {
+    if let Some(asked) = QWEN.cluster(0) {
+        asked.jobs();
+    }
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
+fn chats_of_qwen_have_the_tokens_of_transformers() {
+    if let Some(asked) = QWEN.cluster(0) {
+        asked.chats();
+    }
+}
+
+#[test]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
+fn sessions_of_qwen_have_the_tokens_of_transformers() {
+    if let Some(asked) = QWEN.cluster(0) {
+        asked.sessions();
+    }
+}
+
+#[test]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
+fn eval_of_qwen_has_the_tokens_of_transformers() {
+    if let Some(asked) = QWEN.cluster(0) {
+        asked.eval();
+    }
+}
+
+#[test]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
 fn a_gguf_file_has_the_tokens_of_transformers_on_its_numbers() {
     if let Some(asked) = SMOLLM2.cluster(2) {
         asked.jobs();
@@ -216,7 +238,7 @@ fn a_gguf_file_has_the_tokens_of_transformers_on_its_numbers() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "a real model: cargo test --release --workspace --test real_models")]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
 fn folders_of_both_styles_are_the_same_model() {
     let Some(folder) = &*SMOLLM2.made else { return };
     let open = |name: &str| -> ModelConfig {
