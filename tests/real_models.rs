@@ -132,8 +132,13 @@ impl Asked {
         }
     }
 
-    /// The fixture's conversations, and its questions as one message with their document.
+    /// The fixture's conversations.
     fn chats(&self) {
+        self.answered(&self.list("chats"));
+    }
+
+    /// The fixture's questions, each as one message with its document.
+    fn questions_as_chats(&self) {
         let about = |question: &Value| {
             let document = fs::read_to_string(self.document(question)).expect("a document");
             let content = format!("{document}\n\n{}", text(&question["query"]));
@@ -141,9 +146,12 @@ impl Asked {
             chat["messages"] = json!([{"role": "user", "content": content}]);
             chat
         };
-        let documents = self.list("questions");
+        self.answered(&self.list("questions").iter().map(about).collect::<Vec<_>>());
+    }
+
+    fn answered(&self, chats: &[Value]) {
         let api = self.cluster.record()["api"].as_str().expect("an address").to_owned();
-        for chat in documents.iter().map(about).chain(self.list("chats")) {
+        for chat in chats {
             let request = json!({
                 "model": self.cluster.status()["model"], "messages": chat["messages"], "temperature": 0, "attention": "dense",
                 "max_tokens": self.fixture["max_tokens"],
@@ -210,6 +218,14 @@ fn jobs_of_qwen_have_the_tokens_of_transformers() {
 fn chats_of_qwen_have_the_tokens_of_transformers() {
     if let Some(asked) = QWEN.cluster(0) {
         asked.chats();
+    }
+}
+
+#[test]
+#[ignore = "a real model, minutes: cargo test --workspace --test real_models -- --ignored"]
+fn questions_as_chats_of_qwen_have_the_tokens_of_transformers() {
+    if let Some(asked) = QWEN.cluster(0) {
+        asked.questions_as_chats();
     }
 }
 
