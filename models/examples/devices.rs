@@ -175,8 +175,12 @@ impl<B: Backend> Devices<B> {
     fn prefill(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
         let context = self.prompt(tokens);
         let plan = self.plan(&method, &context)?;
-        // Many tokens take a while.
-        let runs = if tokens < 1 << 16 { RUNS } else { 2 };
+        // Many tokens take a while, and the first of very many no longer than the others.
+        let runs = match tokens {
+            ..0x1_0000 => RUNS,
+            0x1_0000..0x8_0000 => 2,
+            _ => 1,
+        };
         let mut pairs = Pairs(0);
         let runs: Vec<f64> =
             (0..runs).map(|_| Ok(self.watched(&plan, &context, &mut pairs)?.1)).collect::<Result<_>>()?;
@@ -184,7 +188,7 @@ impl<B: Backend> Devices<B> {
         let config = self.home().config();
         let dense = ((config.layers - 1) * config.heads.query * runs.len()) as f64 * (tokens * (tokens + 1) / 2) as f64;
         let kept = (self.0.len() == 1).then(|| (1e3 * pairs.0 as f64 / dense).round() / 1e3);
-        let (first_ms, encode) = (1e3 * runs[0], spread(runs[1..].to_vec()));
+        let (first_ms, encode) = (1e3 * runs[0], spread(runs[runs.len().min(2) - 1..].to_vec()));
         Ok(json!({"shards": plan.shards.len(), "first_ms": first_ms, "encode": encode, "kept": kept}))
     }
 

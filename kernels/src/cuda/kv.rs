@@ -27,8 +27,8 @@ pub struct CudaKv {
     capacity: usize,
     /// When its tokens may have been written.
     written: WriteMark,
-    /// Maps of all cached keys and values.
-    maps: [OnceLock<Map>; 2],
+    /// Maps of all cached keys and values: elsewhere, since a step goes through many caches and few have any.
+    maps: [OnceLock<Box<Map>>; 2],
     /// Whether there are zeros, or keys that once were cached, behind its tokens up to its capacity.
     cleared: bool,
     /// Maps in device memory, of this layer and those behind it, which the first layer keeps: of tokens, or of all the capacity where
@@ -83,7 +83,6 @@ impl CudaKv {
 
     fn resize(&mut self, len: usize) {
         self.len = len;
-        // Maps are large, and mostly there are none.
         for map in self.maps.iter_mut().filter(|map| map.get().is_some()) {
             *map = OnceLock::new();
         }

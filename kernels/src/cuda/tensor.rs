@@ -61,7 +61,7 @@ pub struct View<'a> {
     /// When it may have been written.
     pub(super) written: WriteMark,
     /// Where the map of what it views is kept.
-    pub(super) map: Option<&'a OnceLock<Map>>,
+    pub(super) map: Option<&'a OnceLock<Box<Map>>>,
     lives: PhantomData<&'a DeviceBuffer>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> View<'a> {
     }
 
     /// The same, whose map is kept here.
-    pub(super) fn mapped(self, map: Option<&'a OnceLock<Map>>) -> Self {
+    pub(super) fn mapped(self, map: Option<&'a OnceLock<Box<Map>>>) -> Self {
         Self { map, ..self }
     }
 

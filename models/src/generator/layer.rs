@@ -68,33 +68,58 @@ pub(super) struct Columns {
     pub of_each: Vec<usize>,
 }
 
+/// The rows at a layer: what is queued before its attention.
+pub(super) struct Projection<B: Backend> {
+    /// Residual stream `(t, e)`.
+    x: B::Tensor,
+    /// Queries by rows.
+    q: B::Tensor,
+    k: B::Tensor,
+    v: B::Tensor,
+}
+
 impl<B: Backend> DeviceStep<'_, B> {
-    /// Takes the rows through all layers: `(t, e)` of the parts that stayed; nothing when none did.
-    pub fn through(&mut self, attention: &mut dyn Attention<B>) -> Result<Option<B::Tensor>, ModelError> {
+    /// Queues all that comes before the first layer's attention: a device has work while a step is laid out. Nothing of no rows.
+    pub fn begin(&self) -> Result<Option<Projection<B>>, ModelError> {
         if self.step.ids.is_empty() {
             return Ok(None);
         }
-        let mut x = self.decoder.embed(&self.step.ids)?;
-        for layer in 0..self.decoder.config().layers {
-            match self.layer(layer, x, attention)? {
-                Some(next) => x = next,
-                None => return Ok(None),
+        self.project(0, self.decoder.embed(&self.step.ids)?).map(Some)
+    }
+
+    /// Takes the rows, which have [begun](Self::begin), through all layers: `(t, e)` of the parts that stayed; nothing when none did.
+    pub fn through(
+        &mut self,
+        begun: Option<Projection<B>>,
+        attention: &mut dyn Attention<B>,
+    ) -> Result<Option<B::Tensor>, ModelError> {
+        let (mut next, layers) = (begun, self.decoder.config().layers);
+        for layer in 0..layers {
+            let Some(projection) = next else { return Ok(None) };
+            let x = self.layer(layer, projection, attention)?;
+            if layer + 1 == layers {
+                return Ok(x);
             }
+            next = x.map(|x| self.project(layer + 1, x)).transpose()?;
         }
-        Ok(Some(x))
+        Ok(None)
+    }
+
+    fn project(&self, layer: usize, x: B::Tensor) -> Result<Projection<B>, ModelError> {
+        let (decoder, step) = (self.decoder, &self.step);
+        let qkv = decoder.project(layer, &x)?;
+        let Projected { q, k, v } = decoder.rotate_stacked(layer, &qkv, &step.positions(), &step.sequences())?;
+        let q = decoder.backend().row_major(&q)?;
+        Ok(Projection { x, q, k, v })
     }
 
     fn layer(
         &mut self,
         layer: usize,
-        x: B::Tensor,
+        Projection { x, q, k, v }: Projection<B>,
         attention: &mut dyn Attention<B>,
     ) -> Result<Option<B::Tensor>, ModelError> {
-        let (decoder, backend) = (self.decoder, self.decoder.backend());
-        let qkv = decoder.project(layer, &x)?;
-        let Projected { q, k, v } =
-            decoder.rotate_stacked(layer, &qkv, &self.step.positions(), &self.step.sequences())?;
-        let q = backend.row_major(&q)?;
+        let backend = self.decoder.backend();
         let LayerPartials { partials, merging, stays } = match attention.attend(&self.step, layer, [&q, &k, &v])? {
             LayerAttention::Merged(attended) => return self.finish(layer, x, &attended).map(Some),
             LayerAttention::Partials(partials) => partials,

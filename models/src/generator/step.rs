@@ -6,11 +6,10 @@ use asterism_kernels::Backend;
 
 use super::{
     answers::StepError,
-    batch::BatchStep,
     context::ContextAttention,
     job::{Generator, StepPart},
     jobs::{Jobs, JobsAttention, StepEnds, laid::lay},
-    layer::DeviceStep,
+    layer::{DeviceStep, Projection},
     local::LocalContext,
     tensor_parallel::together,
 };
@@ -34,27 +33,31 @@ pub fn step<B: Backend>(
         let x = together(&team, &step, &mut jobs)?;
         return jobs.end(decoder.backend(), step, x);
     }
+    let mut device = DeviceStep { decoder, step, share: None };
+    let mut begun = device.begin()?;
     let laid = match context.here() {
-        Some(here) => through_laid(decoder, &step, &mut jobs, here)?,
+        Some(here) => through_laid(&mut device, &mut begun, &mut jobs, here)?,
         None => None,
     };
-    if let Some(x) = laid {
-        return jobs.end(decoder.backend(), step, Some(x));
-    }
-    let mut device = DeviceStep { decoder, step, share: None };
-    let x = device.through(&mut JobsAttention { decoder, jobs: &mut jobs, context, packed: Arc::default() })?;
+    let x = match laid {
+        Some(x) => Some(x),
+        None => {
+            let attention = &mut JobsAttention { decoder, jobs: &mut jobs, context, packed: Arc::default() };
+            device.through(begun, attention)?
+        }
+    };
     jobs.end(decoder.backend(), device.step, x)
 }
 
-/// All layers of a step that is laid out; nothing where it is not.
+/// All layers of a step that is laid out; nothing where it is not, and then it has begun as before.
 fn through_laid<B: Backend>(
-    decoder: &Decoder<B>,
-    step: &BatchStep,
+    device: &mut DeviceStep<'_, B>,
+    begun: &mut Option<Projection<B>>,
     jobs: &mut Jobs<'_, '_, B>,
     here: &LocalContext<'_, B>,
 ) -> Result<Option<B::Tensor>, ModelError> {
-    match lay(decoder, step, jobs, here)? {
-        Some(mut laid) => DeviceStep { decoder, step: step.clone(), share: None }.through(&mut laid),
+    match lay(device.decoder, &device.step, jobs, here)? {
+        Some(mut laid) => device.through(begun.take(), &mut laid),
         None => Ok(None),
     }
 }

@@ -160,12 +160,9 @@ impl<B: Backend> Team<'_, B> {
         let config = decoder.config();
         let [intermediate, hidden] = [config.layer.feed_forward.intermediate(), config.hidden].map(columns);
         let share = Some(Share { gather: self.gather, member: at, intermediate, hidden });
-        let x = DeviceStep { decoder, step: course.step.clone(), share }.through(&mut Member {
-            at,
-            team: self,
-            course,
-            job,
-        })?;
+        let mut device = DeviceStep { decoder, step: course.step.clone(), share };
+        let begun = device.begin()?;
+        let x = device.through(begun, &mut Member { at, team: self, course, job })?;
         attending.1 = true;
         Ok(x)
     }

@@ -42,8 +42,8 @@ impl Device {
             let lies = Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at };
             match of.map.map(|kept| (kept, kept.get())) {
                 None => self.known_maps().find(lies),
-                Some((_, Some(map))) => Ok(*map),
-                Some((kept, None)) => encode(lies).map(|map| *kept.get_or_init(|| map)),
+                Some((_, Some(map))) => Ok(**map),
+                Some((kept, None)) => encode(lies).map(|map| **kept.get_or_init(|| Box::new(map))),
             }
         };
         let [k, v] = keys;

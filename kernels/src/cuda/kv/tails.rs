@@ -10,39 +10,81 @@ use crate::{DType, Heads, KernelError};
 /// Tokens that there is room for at least, and by which it grows at least.
 const TAIL: usize = 64;
 
-/// Has `own`, a cache a layer, hold its first `keys` tokens and `rows` more, which the caller writes. Says whether the caches are such a
-/// sequence's.
+/// Has `own`, a cache a layer, have its first `keys` tokens and room for `rows` more, which [`OwnRun::extend`] counts as cached, layer by layer:
+/// a step looks at two of its caches before it begins. Where they lie; nothing where the caches are not such a sequence's.
 pub fn make_room(
     device: &Device,
     own: &mut [&mut CudaKv],
     heads: Heads,
     (keys, rows): (usize, usize),
-) -> Result<bool, KernelError> {
+) -> Result<Option<OwnRun>, KernelError> {
     let like = |kv: &CudaKv| (kv.heads, kv.dim, kv.dtype) == (heads.kv, heads.dim, DType::Bf16);
-    let has = |kv: &CudaKv| kv.len >= keys;
-    if keys > 0 && !(like(&*own[0]) && own.iter().all(|kv| has(kv))) {
-        return Ok(false);
+    let ends =
+        |own: &[&mut CudaKv], holds: &dyn Fn(&CudaKv) -> bool| [0, own.len() - 1].iter().all(|at| holds(&*own[*at]));
+    if keys > 0 && !ends(own, &|kv| like(kv) && kv.len >= keys) {
+        return Ok(None);
     }
     // Whoever has the memory of one layer has that of all.
     let fits = |kv: &CudaKv| kv.cleared && keys + rows <= kv.capacity;
-    if !own.iter().all(|kv| fits(kv)) || own[0].is_shared() {
+    if !ends(own, &fits) || own[0].is_shared() {
         let grown = grown(device, own, heads, (keys, rows))?;
         own.iter_mut().zip(grown).for_each(|(kv, grown)| **kv = grown);
     }
-    for kv in own.iter_mut() {
-        kv.resize(keys + rows);
-        kv.written = WriteMark::UNKNOWN;
-    }
-    Ok(true)
+    let [key, value] = [0, 1].map(|which: usize| own[0].buffers[which].pointer);
+    let layer = own.get(1).map_or(0, |next| next.buffers[0].pointer.wrapping_sub(key));
+    Ok(Some(OwnRun { keys, rows, first: key, value: value.wrapping_sub(key), layer }))
 }
 
-/// Where the first of the last `rows` keys is, how far its value is from it, and each from that of the next layer, in caches that
-/// [`make_room`] made.
-pub fn places(own: &[&CudaKv], rows: usize) -> [u64; 3] {
-    let first = own[0];
-    let [key, value] = [0, 1].map(|which: usize| first.buffers[which].pointer);
-    let layer = own.get(1).map_or(0, |next| next.buffers[0].pointer - key);
-    [key + ((first.len - rows) * first.row()) as u64, value - key, layer]
+/// The run of memory in which a sequence's own keys and values of all layers lie.
+#[derive(Clone, Copy)]
+pub struct OwnRun {
+    /// Tokens before the step, and of the step.
+    keys: usize,
+    rows: usize,
+    /// The first key of the first layer, how far its value is from it, and each from that of the next layer.
+    first: u64,
+    value: u64,
+    layer: u64,
+}
+
+impl OwnRun {
+    /// Tokens, those of the step included.
+    pub fn tokens(self) -> usize {
+        self.keys + self.rows
+    }
+
+    /// Tokens before the step.
+    pub fn before(self) -> usize {
+        self.keys
+    }
+
+    /// Tokens of the step.
+    pub fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// Where the first key of the step goes in the first layer, `row` bytes being those of a token; how far its value is from it, and each
+    /// from that of the next layer.
+    pub fn places(self, row: usize) -> [u64; 3] {
+        [self.first + (self.keys * row) as u64, self.value, self.layer]
+    }
+
+    /// Counts the step's rows, which the caller writes at once, in the cache of a layer.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a cache that does not lie in this run, or lacks room or tokens.
+    pub fn extend(self, layer: usize, kv: &mut CudaKv) -> Result<(), KernelError> {
+        let key = self.first.wrapping_add(self.layer.wrapping_mul(layer as u64));
+        let lies = kv.buffers.each_ref().map(|buffer| buffer.pointer) == [key, key.wrapping_add(self.value)];
+        if !lies || kv.len < self.keys || kv.capacity < self.tokens() {
+            let expected =
+                format!("{} tokens and room for {} in the memory of the first layer's", self.keys, self.rows);
+            return Err(KernelError::shape("attend_step", expected, &[&[layer], &[kv.len, kv.capacity]]));
+        }
+        kv.resize(self.tokens());
+        kv.written = WriteMark::UNKNOWN;
+        Ok(())
+    }
 }
 
 /// The same caches in other memory, with room.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::super::device::{Device, DeviceBuffer, LaunchShape, SPLIT_KEY_ROWS, launch};
 use super::super::super::kv::CudaKv;
-use super::super::super::kv::tails::{make_room, places};
+use super::super::super::kv::tails::{OwnRun, make_room};
 use super::super::super::tensor::Tensor;
 use super::super::call::Tiled;
 use super::super::own::{CHUNK, combining};
@@ -72,7 +72,7 @@ struct TopRow {
 /// A step whose layers' attention is laid out.
 pub struct LaidStep<'a> {
     device: &'a Device,
-    /// The own keys of each sequence, a cache a layer, and how many there were before.
+    /// The own keys of each sequence, a cache a layer, and where they lie.
     owns: Vec<OwnKeys<'a>>,
     layers: usize,
     /// Layers that were attended to.
@@ -80,7 +80,7 @@ pub struct LaidStep<'a> {
     laid: Laid,
 }
 
-type OwnKeys<'a> = (Vec<&'a mut CudaKv>, usize);
+type OwnKeys<'a> = (Vec<&'a mut CudaKv>, OwnRun);
 
 /// A step that was not taken to its end leaves no keys that nobody wrote.
 impl Drop for LaidStep<'_> {
@@ -94,19 +94,21 @@ impl Drop for LaidStep<'_> {
 impl LaidStep<'_> {
     /// As `StepLayers::attend`.
     pub fn attend(&mut self, layer: usize, [q, k, v]: [&Tensor; 3]) -> Result<Tensor, KernelError> {
-        let (Self { device, laid, .. }, Heads { query, kv, dim }) = (&*self, self.laid.heads);
+        let Self { device, owns, layers, done, laid } = self;
+        let Heads { query, kv, dim } = laid.heads;
         let rows = laid.q.shape[0];
-        let fits = layer == self.done && layer < self.layers && q.shape == laid.q.shape;
+        let fits = layer == *done && layer < *layers && q.shape == laid.q.shape;
         if !fits || [k, v].iter().any(|x| x.shape != [kv, rows, dim]) {
-            let expected = format!("layer {}, q ({rows}, {}), k and v ({kv}, {rows}, {dim})", self.done, query * dim);
+            let expected = format!("layer {done}, q ({rows}, {}), k and v ({kv}, {rows}, {dim})", query * dim);
             return Err(KernelError::shape("attend_step", expected, &[&[layer], &q.shape, &k.shape, &v.shape]));
         }
         if let Some(wrong) = [q, k, v].into_iter().find(|x| x.dtype != DType::Bf16) {
             return Err(KernelError::DType { operation: "attend_step", got: wrong.dtype });
         }
+        owns.iter_mut().try_for_each(|(own, run)| run.extend(layer, &mut *own[layer]))?;
         laid.place(device, layer, [q, &device.by_rows(k)?, &device.by_rows(v)?])?;
         let outputs = laid.attend(device, layer)?;
-        self.done += 1;
+        *done += 1;
         Ok(outputs)
     }
 }
@@ -164,6 +166,8 @@ impl Laid {
 /// Keys of a shard in every layer, or of a sequence's own, and the rows that ask them.
 struct LaidAsk<'b> {
     layers: &'b [&'b CudaKv],
+    /// Those of the step's rows included.
+    keys: usize,
     rows: Range<usize>,
     mask: Mask,
 }
@@ -183,41 +187,38 @@ impl Device {
         }
         let (mut owns, mut others) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
         for StepSequence { rows, shards, mut own, own_keys, own_mask } in sequences {
-            let room = make_room(self, &mut own, heads, (own_keys, rows.len()));
-            owns.push((own, own_keys));
+            let Some(run) = make_room(self, &mut own, heads, (own_keys, rows.len()))? else { return Ok(None) };
+            owns.push((own, run));
             others.push((rows, shards, own_mask));
-            if !matches!(room, Ok(true)) {
-                forget(&mut owns);
-                return room.map(|_| None);
-            }
         }
         let of_shards = others.iter().flat_map(|(rows, shards, _)| {
-            shards.iter().map(|(layers, mask)| LaidAsk { layers, rows: rows.clone(), mask: *mask })
+            shards.iter().map(|(layers, mask)| LaidAsk {
+                layers,
+                keys: layers[0].len(),
+                rows: rows.clone(),
+                mask: *mask,
+            })
         });
         let caches: Vec<Vec<&CudaKv>> = owns.iter().map(|(own, _)| own.iter().map(|kv| &**kv).collect()).collect();
-        let of_owns = caches.iter().zip(&others).map(|(own, (rows, .., mask))| LaidAsk {
+        let runs: Vec<OwnRun> = owns.iter().map(|(_, run)| *run).collect();
+        let of_owns = caches.iter().zip(&runs).zip(&others).map(|((own, run), (rows, .., mask))| LaidAsk {
             layers: own,
+            keys: run.tokens(),
             rows: rows.clone(),
             mask: *mask,
         });
         let asks: Vec<LaidAsk<'_>> = of_shards.chain(of_owns).collect();
-        let laid = self.lay(heads, (&asks, owns.len()), merging);
+        let laid = self.lay(heads, (&asks, &runs), merging)?;
         drop(asks);
         drop(caches);
-        match laid {
-            Ok(Some(laid)) => Ok(Some(LaidStep { device: self, owns, layers, done: 0, laid })),
-            ends => {
-                forget(&mut owns);
-                ends.map(|_| None)
-            }
-        }
+        Ok(laid.map(|laid| LaidStep { device: self, owns, layers, done: 0, laid }))
     }
 
     /// The table of a step, sent, the last asks being those of own keys; nothing where the partials of its pieces are too large to be held together.
     fn lay(
         &self,
         heads: Heads,
-        (asks, owns): (&[LaidAsk<'_>], usize),
+        (asks, owns): (&[LaidAsk<'_>], &[OwnRun]),
         merging: &Merging,
     ) -> Result<Option<Laid>, KernelError> {
         self.keep_maps(asks.iter().map(|ask| ask.layers))?;
@@ -245,7 +246,7 @@ impl Device {
             None => level_by_level(merging, &mut slots, &mut table),
         };
         let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
-        let (maps, places) = (table.push(&maps), table.push(&places_of(&asks[asks.len() - owns..], heads)));
+        let (maps, places) = (table.push(&maps), table.push(&places_of(owns, heads)));
         let table = Sent::Lies(self.upload_bytes(&table.0)?);
         Ok(Some(Laid { heads, table, maps, places, q, round, layout, merging, slots, _held: held }))
     }
@@ -262,7 +263,7 @@ impl Device {
         let (mut calls, mut of_ask) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
         for (number, ask) in asks.iter().enumerate() {
             let (kv, out) = (ask.layers[0], slots.addresses(number).next().expect("an ask has a slot"));
-            let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.view(0, kv.len()));
+            let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.view(0, ask.keys));
             let asked = AskedRows { q, keys, mask: ask.mask, place: ResultAddress::packed(heads, out) };
             calls.extend(asked.calls(None));
             of_ask.resize(calls.len(), number);
@@ -308,13 +309,13 @@ fn level_by_level(merging: &Merging, slots: &mut TreeSlots, table: &mut Table) -
 }
 
 /// Where each row's key and value go: own keys end with their sequence's rows.
-fn places_of(owns: &[LaidAsk<'_>], heads: Heads) -> Vec<PlacedRow> {
-    let row = (heads.kv * heads.dim * DType::Bf16.size()) as u64;
-    let of_ask = |ask: &LaidAsk<'_>| {
-        let [key, value, layer] = places(ask.layers, ask.rows.len());
-        (0..ask.rows.len() as u64).map(move |at| PlacedRow { key: key + at * row, value, layer })
+fn places_of(owns: &[OwnRun], heads: Heads) -> Vec<PlacedRow> {
+    let row = heads.kv * heads.dim * DType::Bf16.size();
+    let of_run = |run: &OwnRun| {
+        let [key, value, layer] = run.places(row);
+        (0..run.rows()).map(move |at| PlacedRow { key: key + (at * row) as u64, value, layer })
     };
-    owns.iter().flat_map(of_ask).collect()
+    owns.iter().flat_map(of_run).collect()
 }
 
 /// Whether the kernels take a sequence.
@@ -331,5 +332,5 @@ fn suits(heads: Heads, layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bo
 
 /// Takes back the rows of a step that was not taken.
 fn forget(owns: &mut [OwnKeys<'_>]) {
-    owns.iter_mut().for_each(|(own, keys)| own.iter_mut().for_each(|kv| kv.truncate(*keys)));
+    owns.iter_mut().for_each(|(own, run)| own.iter_mut().for_each(|kv| kv.truncate(run.before())));
 }
