@@ -441,13 +441,18 @@ fn a_session_is_exact_until_its_questions_cost_less() {
         ..ModelShape::TINY
     };
     let context: Vec<u32> = (0..262_144).collect();
-    let named = |tokens: usize, hosts: usize| {
+    let planned = |tokens: usize, hosts: usize| {
         let asked = PlanRequest { query: &[], shape: &llama_8b, ..request(&context[..tokens], hosts) };
-        MethodConfig::default().plan(&asked).unwrap().method.name
+        MethodConfig::default().plan(&asked).unwrap()
     };
+    let named = |tokens: usize, hosts: usize| planned(tokens, hosts).method.name;
     assert_eq!(
         [4096, 32_768, 65_536, 131_072, 262_144].map(|tokens| named(tokens, 4)),
         ["chain", "chain", "chain", "pulsar", "pulsar"]
     );
     assert_eq!(named(262_144, 1), "chain", "nothing to split over");
+    let long = planned(131_072, 4);
+    assert!(long.shards.iter().all(|shard| shard.block_tokens() == 4096));
+    assert_eq!(long.refresh.map(|rule| rule.tokens), Some(8192));
+    assert_eq!(long.shards[..16], planned(200_000, 4).shards[..16], "it grows");
 }

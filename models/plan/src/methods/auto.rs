@@ -16,6 +16,10 @@ const DENSE_BELOW_TOKENS: usize = 2048;
 /// spread over a few hundred.
 const LEAST_CHOSEN_BLOCK: usize = 512;
 
+/// Tokens of the blocks of a session that is too long to be exact. Of 160 questions about 30k tokens, a model of 1.5 billion parameters
+/// answered 46% by exact keys, 48% by blocks of 4,096 tokens and 41% by blocks of 1,024, an eighth of either encoded anew for each.
+const LONG_SESSION_BLOCK: usize = 4096;
+
 /// Questions that a session is taken to be asked: what they cost beside its encoding counts as much as that.
 const SESSION_QUESTIONS: f64 = 16.0;
 
@@ -162,6 +166,9 @@ fn exact(request: &PlanRequest) -> Result<Plan, PlanError> {
 fn session(split: Plan, request: &PlanRequest) -> Result<Plan, PlanError> {
     let (tokens, hosts) = (request.context.len(), request.hosts);
     let of = format!("a session of {tokens} context tokens over {hosts} hosts");
+    if split.shards.len() == 1 {
+        return Ok(because(exact(request)?, format!("{of}: exact, since it has one block")));
+    }
     let Some(anew) = split.refresh.map(|rule| rule.tokens.min(tokens)).filter(|anew| *anew > 0) else {
         return Ok(because(split, format!("{of}: blocks behind the sink")));
     };
@@ -193,7 +200,10 @@ fn operations(cost: &Cost, request: &PlanRequest) -> u64 {
 /// keeps those that it has.
 fn split(request: &PlanRequest) -> Result<Plan, PlanError> {
     let small = request.context.len().div_ceil(request.hosts) < LEAST_CHOSEN_BLOCK;
-    let block_tokens = (small && !request.query.is_empty()).then_some(LEAST_CHOSEN_BLOCK);
+    let block_tokens = match request.query.is_empty() {
+        true => Some(LONG_SESSION_BLOCK),
+        false => small.then_some(LEAST_CHOSEN_BLOCK),
+    };
     PulsarConfig { block_tokens, ..PulsarConfig::default() }.plan(request)
 }
 
