@@ -79,6 +79,13 @@ impl TokenCounter {
         self.0.count_tokens(text).unwrap_or(usize::MAX)
     }
 
+    /// Tokens of a question with its answer, as they are counted here, so that it has no more than `length` where that is about as much as
+    /// the model takes. A length that it does not take stays one.
+    fn within(&self, length: usize) -> usize {
+        let most = self.0.max_tokens;
+        if length <= most { length.min(most.saturating_sub(SEAM_TOKENS)) } else { length }
+    }
+
     /// Tokens that the chat template and BOS add to a question.
     fn overhead(&self) -> Result<usize, CliError> {
         let query_separator = Some(QuerySeparator::NONE);
@@ -88,6 +95,9 @@ impl TokenCounter {
         Ok((plan.context_tokens + query_tokens).saturating_sub(2 * self.count("a")))
     }
 }
+
+/// Tokens that a template, a context and a question may have more of where they meet than each has by itself.
+const SEAM_TOKENS: usize = 4;
 
 /// Counting tokens needs no more.
 const ONE_HOST: ContextHosts =
@@ -268,7 +278,7 @@ impl Questions {
     ) -> Result<EvalQuestion, EvalError> {
         let count = |text: &str| counter.count(text);
         let recipe = |answer: usize| Recipe {
-            tokens: place.length,
+            tokens: counter.within(place.length),
             reserve: Some(overhead + self.max_tokens.unwrap_or(answer)),
             seed: place.sample,
             text: self.haystack.as_deref(),
