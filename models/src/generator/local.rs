@@ -57,13 +57,13 @@ impl<'a, B: Backend> LocalContext<'a, B> {
         self.contexts.get(part).is_some_and(|shards| !shards.is_empty())
     }
 
-    /// A part's shards with their keys, where it hides none of them. Of a model whose layers are alike: the first and the last are looked at.
+    /// A part's shards with their keys, where it hides none of them and layers are alike.
     pub(super) fn whole(&self, part: usize) -> Option<Vec<WholeShard<'a, B>>> {
         let hides = self.hidden.range((part, 0)..=(part, usize::MAX)).next().is_some();
         let shards = self.contexts.get(part).filter(|_| !hides)?;
         let whole = |shard: &&'a EncodedShard<B>| {
             let keys = self.backend.kv_len(shard.layers.first()?);
-            let alike = self.backend.kv_len(shard.layers.last()?) == keys;
+            let alike = shard.layers.iter().all(|kv| self.backend.kv_len(kv) == keys);
             alike.then_some((*shard, keys as u64))
         };
         shards.iter().map(whole).collect()
@@ -75,7 +75,7 @@ impl<'a, B: Backend> LocalContext<'a, B> {
     }
 }
 
-/// A shard and its keys.
+/// A shard and its keys, as many in every layer.
 pub(super) type WholeShard<'a, B> = (&'a EncodedShard<B>, u64);
 /// A layer, and its window if it has one.
 type LayerWindow = (usize, Option<usize>);

@@ -175,6 +175,32 @@ fn a_first_step_that_was_cut_short_changes_no_bit_of_the_next() {
     }
 }
 
+/// Whichever layer it is that lacks a key, of a step that is laid out or not.
+#[test]
+fn a_shard_that_lacks_a_key_ends_its_own_job_only() {
+    for decoder in all_decoders() {
+        let (backend, layers) = (decoder.backend(), decoder.config().layers);
+        let alone = bits(&Job::new(decoder, 1).alone(decoder, 9));
+        for layer in 0..layers {
+            let (mut good, mut bad) = (Job::new(decoder, 1), Job::new(decoder, 2));
+            let (good_shards, mut bad_shards) = (good.shards.clone(), bad.shards.to_vec());
+            let kv = &mut bad_shards[0].layers[layer];
+            let keys = backend.kv_len(kv);
+            backend.kv_truncate(kv, keys - 1).unwrap();
+            let contexts = vec![good_shards.iter().collect(), bad_shards.iter().collect()];
+            let mut parts = [
+                StepPart { generator: &mut good.generator, ids: &good.ids },
+                StepPart { generator: &mut bad.generator, ids: &bad.ids },
+            ];
+            let ends = step(decoder, &mut parts, &mut LocalContext::of(backend, contexts)).unwrap();
+            let lacks =
+                matches!(&ends[1], Err(StepError::Failed(ModelError::KeyCount { layer: at, .. })) if *at == layer);
+            assert!(lacks, "layer {layer}");
+            assert_eq!(bits(&decoder.all_logits(ends[0].as_ref().ok().unwrap()).unwrap()), alone, "layer {layer}");
+        }
+    }
+}
+
 #[test]
 fn one_bad_token_ends_its_own_job_only() {
     let [decoder, _] = decoders();
