@@ -22,6 +22,9 @@ const FULL: f64 = 4.0;
 const QUESTION_SHARE: usize = 4;
 /// What jobs that nobody waits for may take of a step beside others, in parts of what those take.
 const BACKGROUND_SHARE: f64 = 0.25;
+/// Steps after one that somebody waited for in which others take no more of a step's time than that part of it: whoever comes
+/// next waits for no more.
+const SOMEBODY_LATELY: u64 = 256;
 /// Seconds that sums may be off by.
 const SUM_ERROR: f64 = 1e-9;
 
@@ -81,6 +84,8 @@ pub struct StepScheduler {
     interval: f64,
     cost: StepCost,
     turn: u64,
+    /// The last one that somebody waited for.
+    awaited: Option<u64>,
     /// Seconds that each key with something waiting has saved, or owes.
     saved: BTreeMap<u64, f64>,
     /// When each job was in a step last, or came.
@@ -90,7 +95,8 @@ pub struct StepScheduler {
 /// What a key has waiting.
 struct Line<'a> {
     key: u64,
-    /// In the order of their turns: rows that decode and a part of the question that has waited longest, then of other questions.
+    /// In the order of their turns: rows that decode and a part of the question that has waited longest, then of other questions, then
+    /// more of those that are in the step.
     parts: Vec<(&'a WaitingJob, usize)>,
     next: usize,
 }
@@ -106,8 +112,13 @@ struct Filling {
 impl StepScheduler {
     /// No step before; one takes no longer than `interval` where that can be helped.
     pub fn new(interval: Duration) -> Self {
-        let (cost, saved, served) = Default::default();
-        Self { interval: interval.as_secs_f64(), cost, turn: 0, saved, served }
+        let (cost, awaited, saved, served) = Default::default();
+        Self { interval: interval.as_secs_f64(), cost, turn: 0, awaited, saved, served }
+    }
+
+    /// How long a step may take.
+    pub fn interval(&self) -> Duration {
+        Duration::from_secs_f64(self.interval)
     }
 
     /// A step of this size took so long.
@@ -119,7 +130,7 @@ impl StepScheduler {
     pub fn choose(&mut self, waiting: &[WaitingJob], room: StepBudget) -> Vec<(u64, usize)> {
         self.turn += 1;
         self.note(waiting);
-        let budget = self.interval.max(FULL * self.cost.base()) - self.cost.base();
+        let budget = self.budget(waiting);
         let left = self.deal(self.demands(waiting), budget);
         let mut lines = self.lines(waiting, left, room);
         let mut filling = Filling { room, left, chosen: BTreeMap::new() };
@@ -134,6 +145,16 @@ impl StepScheduler {
         self.served.extend(filling.chosen.keys().map(|job| (*job, self.turn)));
         self.settle(&lines, &filling.chosen);
         filling.chosen.into_iter().collect()
+    }
+
+    /// Seconds of the next step beside what one with nothing in it takes.
+    fn budget(&mut self, waiting: &[WaitingJob]) -> f64 {
+        if waiting.iter().any(|one| one.rows > 0 && one.tenant & BACKGROUND_TENANT == 0) {
+            self.awaited = Some(self.turn);
+        }
+        let (base, all) = (self.cost.base(), self.interval.max(FULL * self.cost.base()));
+        let is_between = self.awaited.is_some_and(|last| (1..=SOMEBODY_LATELY).contains(&(self.turn - last)));
+        if is_between { (BACKGROUND_SHARE * all - base).max(0.0) } else { all - base }
     }
 
     /// Jobs and keys that have nothing waiting are forgotten; those that came stand behind those that were there.
@@ -152,11 +173,33 @@ impl StepScheduler {
         self.cost.of(one.size(rows))
     }
 
+    /// Of rows that join others of their job.
+    fn seconds_beside_own(&self, one: &WaitingJob, rows: usize) -> f64 {
+        self.cost.of(one.size(rows).beside_own())
+    }
+
+    /// That they add to a step as it is.
+    fn seconds_in(&self, filling: &Filling, one: &WaitingJob, rows: usize) -> f64 {
+        match filling.chosen.contains_key(&one.job) {
+            true => self.seconds_beside_own(one, rows),
+            false => self.seconds(one, rows),
+        }
+    }
+
     /// Rows of a question that take so long, one at least.
     fn rows_within(&self, one: &WaitingJob, seconds: f64) -> usize {
-        let each = self.seconds(one, 1);
-        // Seconds and the costs of rows are not negative; what is more than fits becomes the most there is.
-        if each > 0.0 { ((seconds / each) as usize).clamp(1, one.rows.max(1)) } else { one.rows }
+        1 + self.more_within(one, seconds - self.seconds(one, 1)).min(one.rows.saturating_sub(1))
+    }
+
+    /// Rows of a question that take so long where others of it are in the step.
+    fn more_within(&self, one: &WaitingJob, seconds: f64) -> usize {
+        let each = self.seconds_beside_own(one, 1);
+        match each {
+            _ if seconds < 0.0 => 0,
+            0.0 => one.rows,
+            // What is more than fits becomes the most there is.
+            each => (seconds / each) as usize,
+        }
     }
 
     /// Seconds that all that every key has waiting takes.
@@ -239,7 +282,7 @@ impl StepScheduler {
                 line.next += 1;
             }
             let (Some((one, rows)), saved) = (line.parts.get(line.next), self.saved[&line.key]) else { continue };
-            let seconds = self.seconds(one, *rows);
+            let seconds = self.seconds_in(filling, one, *rows);
             let has_time = seconds <= filling.left || seconds <= saved + SUM_ERROR;
             if has_time && first.is_none_or(|(most, _)| saved > most) {
                 first = Some((saved, at));
@@ -250,11 +293,15 @@ impl StepScheduler {
         let (one, rows) = line.parts[line.next];
         line.next += 1;
         self.put(one, rows, filling);
+        let more = one.rows.saturating_sub(filling.chosen[&one.job]);
+        if one.again.is_none() && more > 0 {
+            line.parts.push((one, rows.min(more)));
+        }
         true
     }
 
     fn put(&mut self, one: &WaitingJob, rows: usize, filling: &mut Filling) {
-        let seconds = self.seconds(one, rows);
+        let seconds = self.seconds_in(filling, one, rows);
         *filling.chosen.entry(one.job).or_default() += rows;
         filling.room.take(rows, one.shards);
         filling.left -= seconds;
@@ -268,8 +315,7 @@ impl StepScheduler {
         questions.sort_by(|one, other| self.saved[&other.tenant].total_cmp(&self.saved[&one.tenant]));
         for one in questions {
             let Some(rows) = filling.chosen.get(&one.job) else { continue };
-            let within = if filling.left >= self.seconds(one, 1) { self.rows_within(one, filling.left) } else { 0 };
-            let more = within.min(filling.room.fits(one.shards)).min(one.rows - rows);
+            let more = self.more_within(one, filling.left).min(filling.room.fits(one.shards)).min(one.rows - rows);
             self.put(one, more, filling);
         }
     }
@@ -290,11 +336,11 @@ impl StepScheduler {
             }));
         }
         // Of a job's guesses the first is the likeliest, so that no later one is taken without it.
-        let rate = |(chance, one): &(f64, &WaitingJob)| chance / self.seconds(one, 1);
+        let rate = |(chance, one): &(f64, &WaitingJob)| chance / self.seconds_beside_own(one, 1);
         guesses.sort_by(|one, other| rate(other).total_cmp(&rate(one)));
         let mut taken = Vec::new();
         for (chance, one) in guesses {
-            let takes = self.seconds(one, 1);
+            let takes = self.seconds_beside_own(one, 1);
             if chance * seconds <= tokens * takes {
                 break;
             }
@@ -302,7 +348,7 @@ impl StepScheduler {
             taken.push(one);
         }
         for one in taken {
-            if filling.left >= self.seconds(one, 1) && filling.room.fits(one.shards) > 0 {
+            if filling.left >= self.seconds_beside_own(one, 1) && filling.room.fits(one.shards) > 0 {
                 self.put(one, 1, filling);
             }
         }
@@ -341,7 +387,7 @@ mod tests {
     }
 
     fn took(size: StepSize) -> f64 {
-        EMPTY_STEP + 5e-4 * size.rows as f64 + 1e-6 * size.keys as f64
+        EMPTY_STEP + 5e-4 * size.rows as f64 + 1e-6 * size.pairs as f64
     }
 
     fn untaught() -> StepScheduler {
@@ -429,8 +475,28 @@ mod tests {
         let long = [WaitingJob { tenant: 1, ..waiting(0, 100_000, 1) }, jobs[1]];
         let steps = (0..40).filter(|_| scheduler.choose(&long, WIDE).iter().any(|(job, _)| *job == 1)).count();
         assert!(steps >= 10, "{steps} of 40");
-        // Where there is nothing else, it has all.
-        assert!(scheduler.choose(&jobs[1..], WIDE).len() > 25);
+        // Where there is nothing else, it has a part, since somebody may come again, and then all.
+        let mut alone = || {
+            let chosen = scheduler.choose(&jobs[1..], WIDE);
+            (chosen.len(), took(size(&jobs, &chosen)))
+        };
+        let (_, takes) = alone();
+        assert!(takes < 1.1 * BACKGROUND_SHARE * INTERVAL.as_secs_f64(), "{takes}");
+        (0..SOMEBODY_LATELY).for_each(|_| _ = alone());
+        assert!(alone().0 > 25);
+    }
+
+    #[test]
+    fn a_short_question_is_not_cut_for_what_others_wait_for() {
+        for others in [2, 2 | BACKGROUND_TENANT] {
+            let mut jobs = decoding(&[(others, 200); 12]);
+            let mut scheduler = taught();
+            // Others have had all steps so far.
+            (0..40).for_each(|_| drop(scheduler.choose(&jobs, WIDE)));
+            jobs.push(WaitingJob { tenant: 1, keys: 200, ..waiting(12, 7, 1) });
+            let rows = scheduler.choose(&jobs, WIDE).into_iter().find(|(job, _)| *job == 12).map(|(_, rows)| rows);
+            assert_eq!(rows, Some(7), "beside {others:x}");
+        }
     }
 
     #[test]

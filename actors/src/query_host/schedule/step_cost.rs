@@ -10,9 +10,11 @@ const KEPT: f64 = 0.95;
 const INERTIA: f64 = 1e-2;
 /// A step that took longer than so many times what was expected was held up, and teaches no more than that.
 const HELD_UP: f64 = 4.0;
-/// Rows and keys that weigh as much as a step of none, so that no cost is learnt faster than another.
-const SCALE: [f64; COSTS] = [1.0, 16.0, 32_768.0];
-const COSTS: usize = 3;
+/// Rows, keys that are read, and pairs of both that weigh as much as a step of none, so that no cost is learnt faster than another.
+/// Steps of one row a job do not tell what reading a key costs from what a pair does: reading is taken for it, which rows of one job
+/// share.
+const SCALE: [f64; COSTS] = [1.0, 16.0, 32_768.0, 16.0 * 32_768.0];
+const COSTS: usize = 4;
 
 type Costs = [f64; COSTS];
 
@@ -21,29 +23,42 @@ type Costs = [f64; COSTS];
 pub struct StepSize {
     /// Rows.
     pub rows: u64,
-    /// Keys that each of them reads, all together.
+    /// Keys that are read: once for all rows of a job.
     pub keys: u64,
+    /// Pairs of a row and a key.
+    pub pairs: u64,
 }
 
 impl StepSize {
-    /// So many rows over as many keys in so many shards.
+    /// So many rows of a job over as many keys in so many shards.
     pub fn of(rows: usize, keys: u64, shards: usize) -> Self {
-        let rows = rows as u64;
-        Self { rows, keys: rows.saturating_mul(keys.saturating_add(KEYS_OF_A_SHARD.saturating_mul(shards as u64))) }
+        let (rows, keys) = (rows as u64, keys.saturating_add(KEYS_OF_A_SHARD.saturating_mul(shards as u64)));
+        Self { rows, keys, pairs: rows.saturating_mul(keys) }
+    }
+
+    /// What it adds to a step that others of its job are in: their keys are read already.
+    #[must_use]
+    pub fn beside_own(self) -> Self {
+        Self { keys: 0, ..self }
     }
 
     /// Both together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { rows: self.rows.saturating_add(other.rows), keys: self.keys.saturating_add(other.keys) }
+        Self {
+            rows: self.rows.saturating_add(other.rows),
+            keys: self.keys.saturating_add(other.keys),
+            pairs: self.pairs.saturating_add(other.pairs),
+        }
     }
 
     fn features(self) -> Costs {
-        [1.0, self.rows as f64 / SCALE[1], self.keys as f64 / SCALE[2]]
+        let [_, rows, keys, pairs] = SCALE;
+        [1.0, self.rows as f64 / rows, self.keys as f64 / keys, self.pairs as f64 / pairs]
     }
 }
 
-/// Seconds of a step with nothing in it, of a row and of a key: least squares over the steps before, the later ones the most.
+/// Seconds of a step with nothing in it, of a row, of a key that is read and of a pair: least squares over the steps before, the later ones the most.
 #[derive(Clone, Debug, Default)]
 pub struct StepCost {
     costs: Costs,
@@ -60,8 +75,7 @@ impl StepCost {
 
     /// Seconds that something adds to a step.
     pub fn of(&self, size: StepSize) -> f64 {
-        let features = size.features();
-        self.costs[1] * features[1] + self.costs[2] * features[2]
+        self.costs.iter().zip(size.features()).skip(1).map(|(cost, feature)| cost * feature).sum()
     }
 
     /// A step of this size took so long.
@@ -108,7 +122,7 @@ mod tests {
     const EMPTY: f64 = 0.004;
 
     fn took(size: StepSize) -> Duration {
-        Duration::from_secs_f64(EMPTY + 1e-4 * size.rows as f64 + 2e-8 * size.keys as f64)
+        Duration::from_secs_f64(EMPTY + 1e-4 * size.rows as f64 + 2e-8 * size.pairs as f64)
     }
 
     fn learnt(steps: usize) -> StepCost {
@@ -136,6 +150,31 @@ mod tests {
         let size = StepSize::of(32, 2000, 2);
         (0..2000).for_each(|_| cost.learn(size, took(size)));
         assert!((cost.base() - EMPTY).abs() < 0.3 * EMPTY, "{cost:?}");
+    }
+
+    /// Of an answer behind many keys, whose questions before taught what rows together cost: each of its tokens reads all keys, and so do
+    /// all rows of a question at once.
+    #[test]
+    fn tokens_of_one_job_do_not_teach_that_each_row_of_a_question_reads_all_keys() {
+        let (keys, mut cost) = (170_000, StepCost::default());
+        let takes = |size: StepSize| {
+            Duration::from_secs_f64(
+                0.006 + 2e-5 * size.rows as f64 + 5e-8 * size.keys as f64 + 2e-9 * size.pairs as f64,
+            )
+        };
+        let question = StepSize::of(64, keys, 1);
+        for rows in [64, 64, 1, 16, 1, 16, 64, 1] {
+            cost.learn(StepSize::of(rows, keys, 1), takes(StepSize::of(rows, keys, 1)));
+        }
+        for _ in 0..2000 {
+            cost.learn(StepSize::of(1, keys, 1), takes(StepSize::of(1, keys, 1)));
+        }
+        let (expected, told) = (takes(question).as_secs_f64(), cost.base() + cost.of(question));
+        assert!((told - expected).abs() < 0.2 * expected, "{told} {expected} {cost:?}");
+        // Whoever has seen nothing but tokens takes keys to be shared, too.
+        let mut untaught = StepCost::default();
+        (0..2000).for_each(|_| untaught.learn(StepSize::of(1, keys, 1), takes(StepSize::of(1, keys, 1))));
+        assert!(untaught.base() + untaught.of(question) < 2.0 * expected, "{untaught:?}");
     }
 
     #[test]
