@@ -8,6 +8,7 @@ mod fuel;
 mod joints;
 mod names;
 mod place;
+mod recent;
 mod steps;
 pub(crate) mod stream;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use tokenizers::{Encoding, PostProcessor, Token};
 use class::{Config, Largest};
 use joints::{Joints, WHOLE};
 use place::TextPlace;
+use recent::RecentParts;
 use steps::{Steps, refused};
 
 use crate::config::parse;
@@ -42,6 +44,7 @@ pub struct Tokenizer {
     whole: usize,
     /// The token of tokenizer.json with the largest id.
     largest: Option<Largest>,
+    recent: Arc<RecentParts>,
 }
 
 /// Bytes of what may become of a text that is tokenised whole, on the way.
@@ -79,7 +82,7 @@ impl Tokenizer {
         let joints = Joints::of(&steps);
         steps.anchored = joints.as_ref().is_some_and(Joints::needs_anchor);
         let (steps, joints, around) = (Arc::new(steps), joints.map(Arc::new), Arc::new(around));
-        Ok(Self { steps, joints, around, longest, whole: WHOLE.min(GROWN / growth), largest })
+        Ok(Self { steps, joints, around, longest, whole: WHOLE.min(GROWN / growth), largest, recent: Arc::default() })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
@@ -136,7 +139,11 @@ impl Tokenizer {
                     while from < end {
                         let to = if (from + 1..end).contains(&border) { border } else { end };
                         let to = self.part(text, from..to)?;
-                        ids.extend(self.part_ids(written, from..to, self.place(text, place, (start, from)))?);
+                        ids.extend_from_slice(&*self.part_ids(
+                            written,
+                            from..to,
+                            self.place(text, place, (start, from)),
+                        )?);
                         if to <= border {
                             before = ids.len();
                         }
@@ -167,10 +174,19 @@ impl Tokenizer {
         }
     }
 
-    fn part_ids(&self, written: &Written, range: Range<usize>, place: TextPlace) -> Result<Vec<u32>, ModelError> {
+    /// Ids of a part, which may be known from an earlier text.
+    fn part_ids(&self, written: &Written, range: Range<usize>, place: TextPlace) -> Result<Arc<[u32]>, ModelError> {
+        let hash = self.recent.hash((written.text(), written.literals()), &range, place);
+        if let Some(known) = hash.and_then(|hash| self.recent.find(&hash)) {
+            return Ok(known);
+        }
         let is_text =
             |inner: Range<usize>| written.has_text_of_messages(&(range.start + inner.start..range.start + inner.end));
-        self.steps.ids(&written.text()[range.clone()], place, is_text)
+        let ids: Arc<[u32]> = self.steps.ids(&written.text()[range.clone()], place, is_text)?.into();
+        if let Some(hash) = hash {
+            self.recent.keep(hash, ids.clone());
+        }
+        Ok(ids)
     }
 
     /// Where a part begins that stands at `from` in a section from `start` on, of a text that begins at `place` itself.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::Tokenizer;
 use super::super::joints::{Joints, pattern_text};
+use super::super::recent::RecentParts;
 use crate::Checkpoint;
 
 /// A small tokenizer, and the library's own of the same file.
@@ -29,6 +30,8 @@ impl Kind {
         assert_eq!(tokenizer.joints.is_some(), is_cut, "{name}");
         let joints = tokenizer.joints.take().and_then(Arc::into_inner);
         tokenizer.joints = joints.map(|joints: Joints| Arc::new(joints.with_sizes(24, 1 << 12)));
+        // Texts are made of few pieces, so that most parts have come before.
+        tokenizer.recent = Arc::new(RecentParts::of((1, 1 << 14)));
         Self { name, tokenizer, library, blind, is_cut }
     }
 
