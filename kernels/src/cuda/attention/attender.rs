@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use super::super::device::{Device, QUANTUM_OPERATIONS, SPLIT_KEY_ROWS};
 use super::call::CudaAttentionCall;
 use super::fused::{Fused, Shape};
-use super::parts::{CallPart, ROUNDED, pairs, parts};
+use super::parts::{CallPart, ROUNDED, first_run, pairs, parts};
 use crate::{DType, KernelError, Mask};
 
 /// What is left of the keys that all rows of a causal call see goes to cuDNN with the others, but for the first few, which leave a
@@ -98,8 +98,11 @@ impl Attender {
             _ => (0, false),
         };
         match split {
-            _ if whole => self.fused(device, call),
-            0 => device.attend_whole(call, 0),
+            _ if whole => match first_run(rows, keys).filter(|_| call.mask == Mask::None) {
+                Some(run) => self.in_two(device, call, run),
+                None => self.fused(device, call),
+            },
+            0 => device.attend_whole(call),
             split => self.in_two(device, call, split),
         }
     }
@@ -119,18 +122,18 @@ impl Attender {
         device.merge_into((out, lse, 0), (to, &before_lse, 0))
     }
 
-    /// By cuDNN, but for the rows beyond a multiple of [`ROUNDED`]; all by the own kernel where cuDNN is missing or refuses.
+    /// By cuDNN, but for the rows beyond a multiple of [`ROUNDED`], which are few; all by the own kernel where cuDNN is missing or refuses.
     fn fused(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let (rows, keys) = (call.q.rows, call.k.rows);
         let rounded = rows / ROUNDED * ROUNDED;
         let lead = if call.mask == Mask::Causal { keys - rows + rounded } else { keys };
         let Some(fused) = self.fused.as_ref().filter(|_| lead > 0 && call.out.dtype == DType::Bf16) else {
-            return device.attend_whole(call, 0);
+            return device.attend_whole(call);
         };
         if !self.rounded(device, fused, call, (rounded, lead))? {
-            return device.attend_whole(call, 0);
+            return device.attend_whole(call);
         }
-        if rounded < rows { device.attend_whole(call, rounded) } else { Ok(()) }
+        if rounded < rows { device.attend_last(call, rounded) } else { Ok(()) }
     }
 
     /// The first rows of a call over its first keys by cuDNN, if it takes them. Log-sum-exps of a row of heads are then as many as
@@ -158,7 +161,17 @@ impl Device {
     /// Attention by the own kernel for many rows: the fallback without cuDNN, and what cuDNN is checked against.
     pub fn attend_own(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
         call.check()?;
-        if call.tiled() { self.attend_whole(call, 0) } else { self.attend_plain(call, None) }
+        if call.tiled() { self.attend_whole(call) } else { self.attend_plain(call, None) }
+    }
+
+    /// Rows from `from` on, which are few, by the kernel that cuts the keys in pieces: those of a mask see the last key, too.
+    fn attend_last(&self, call: CudaAttentionCall<'_>, from: usize) -> Result<(), KernelError> {
+        let CudaAttentionCall { q, out, lse, .. } = call;
+        let (rows, all) = (q.rows - from, lse.shape[1]);
+        let own = self.empty(&[q.heads, rows], DType::F32)?;
+        let [q, out] = [q, out].map(|x| x.part(from, x.rows));
+        self.attend_rows(CudaAttentionCall { q, out, lse: &own, ..call })?;
+        self.copy_2d((own.pointer(), 4 * rows), (lse.pointer() + 4 * from as u64, 4 * all), 4 * rows, q.heads)
     }
 
     /// Attention by the kernel that cuts the keys in pieces, whatever the rows.

@@ -114,10 +114,10 @@ pub fn combining(pieces: usize, packed: usize) -> (&'static str, LaunchShape) {
 }
 
 impl Device {
-    /// Rows `first..`, all keys of a row in one block of threads.
-    pub(super) fn attend_whole(&self, call: CudaAttentionCall<'_>, first: usize) -> Result<(), KernelError> {
-        let (rows, dim) = (call.q.rows - first, call.q.dim);
-        let argument = Tiled::of(&call, first, rows);
+    /// All keys of a row in one block of threads.
+    pub(super) fn attend_whole(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
+        let (rows, dim) = (call.q.rows, call.q.dim);
+        let argument = Tiled::of(&call, 0, rows);
         let tiles = (rows * argument.group as usize).div_ceil(128);
         let spread = LaunchShape { blocks: (tiles, call.k.heads), threads: 256, shared: 2 * 2 * 64 * dim * 2 };
         launch!(self, &format!("attend_whole_{dim}"), spread, argument)

@@ -19,6 +19,14 @@ pub struct CallPart {
     pub rows: Range<usize>,
 }
 
+/// The first run of keys of a call without a mask, where it is cut: more keys than rows, as where a context grows turn by turn, each of
+/// whose calls would want a plan of its own. Runs are powers of two times [`ROUNDED`] keys, the longest first, so that calls over any
+/// number of keys share as many plans as the longest has bits.
+pub fn first_run(rows: usize, keys: usize) -> Option<usize> {
+    let run = ROUNDED << (keys / ROUNDED).checked_ilog2()?;
+    (keys > rows && run < keys).then_some(run)
+}
+
 /// Pairs of a row and a key.
 pub fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
     let (count, keys) = (rows as f64, keys as f64);
@@ -59,6 +67,22 @@ mod tests {
         let each = parts.iter().map(|CallPart { heads, rows }| quanta(heads.len(), rows.len(), seen(rows.end)));
         let each = each.collect();
         (parts, each)
+    }
+
+    #[test]
+    fn few_rows_over_many_keys_share_plans() {
+        let runs = |rows, mut keys: usize| {
+            let mut runs = Vec::new();
+            while let Some(run) = first_run(rows, keys) {
+                (keys, _) = (keys - run, runs.push(run));
+            }
+            (runs, keys)
+        };
+        assert_eq!(runs(1024, 150 << 10), (vec![128 << 10, 16 << 10, 4 << 10], 2 << 10));
+        assert_eq!(runs(1024, 131 << 10), (vec![128 << 10, 2 << 10], 1 << 10));
+        assert_eq!(runs(1024, 128 << 10), (vec![], 128 << 10), "one run");
+        assert_eq!(runs(8192, 7 << 10), (vec![], 7 << 10), "as many rows");
+        assert_eq!(runs(0, 0), (vec![], 0));
     }
 
     #[test]
