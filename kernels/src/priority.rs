@@ -1,5 +1,6 @@
 //! Work that somebody waits for goes ahead of long work on a device that works off a queue: long work is queued a quantum at a
-//! time, and waits between two while what goes ahead of it, a step, is under way. Knows no device.
+//! time, and waits between two while what goes ahead of it, a step, is under way. Behind a step that it waited for, long work has
+//! its turn before the next one begins. Knows no device.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -15,7 +16,7 @@ const STEP_EXPECTED: Duration = Duration::from_secs(3);
 /// How long after the end of a step another one is expected.
 const NEXT_STEP_EXPECTED: Duration = Duration::from_millis(300);
 
-/// How many times as long as a device had nothing to do for it long work then goes on.
+/// How many times as long as a device had nothing to do for it work then goes on that others go ahead of.
 const SHARE: u32 = 2;
 
 /// What goes ahead of what: the first of all, and all of long work.
@@ -27,10 +28,14 @@ pub enum Rank {
     Short,
 }
 
+/// How much of what a step took beyond the least becomes part of what steps take, since whatever is beside one holds it up.
+const LONGER_SHARE: u32 = 16;
+
 /// The steps that are under way on a device.
 #[derive(Default)]
 pub struct Steps {
     under_way: Mutex<StepsUnderWay>,
+    /// There are fewer steps, or nothing has its turn any more.
     fewer: Condvar,
 }
 
@@ -40,23 +45,31 @@ struct StepsUnderWay {
     steps: Vec<Step>,
     /// When the last one ended.
     ended: Option<Instant>,
+    /// Threads that wait until steps have ended.
+    held_up: usize,
+    /// Since when those have their turn that the last token's step held up.
+    turn: Option<Instant>,
+    /// What a token's step takes that nothing holds up, about.
+    takes: Option<Duration>,
 }
 
 struct Step {
     number: u64,
     rank: Rank,
     thread: ThreadId,
+    began: Instant,
     /// When it no longer counts.
     until: Instant,
 }
 
-/// Long work that is queued quantum by quantum.
+/// Work of many rows that is queued quantum by quantum: long work, and short contexts.
 pub struct Quanta {
     steps: Arc<Steps>,
-    waited: Mutex<Option<Wait>>,
+    /// Of long work, then of short contexts.
+    waited: [Mutex<Option<Wait>>; 2],
 }
 
-/// The last time that long work had waited.
+/// The last time that work of many rows had waited.
 #[derive(Clone, Copy)]
 struct Wait {
     ended: Instant,
@@ -78,8 +91,7 @@ impl Drop for PriorityGuard {
     fn drop(&mut self) {
         for (steps, number) in self.0.drain(..) {
             let mut under_way = steps.lock();
-            under_way.steps.retain(|step| step.number != number);
-            under_way.ended = Some(Instant::now());
+            under_way.end(number, Instant::now());
             drop(under_way);
             steps.fewer.notify_all();
         }
@@ -108,8 +120,26 @@ impl Steps {
         let (mut under_way, now) = (self.lock(), Instant::now());
         under_way.begun += 1;
         let number = under_way.begun;
-        under_way.steps.push(Step { number, rank, thread: thread::current().id(), until: now + STEP_TIMEOUT });
+        let (thread, until) = (thread::current().id(), now + STEP_TIMEOUT);
+        under_way.steps.push(Step { number, rank, thread, began: now, until });
         PriorityGuard(vec![(Arc::clone(self), number)])
+    }
+
+    /// Waits until those have had their turn that the last token's step held up: as long as it takes [`SHARE`] times over, while the time
+    /// from step to step is no longer than `interval`.
+    pub fn await_turn(&self, interval: Duration) {
+        let mut under_way = self.lock();
+        while let Some(left) = under_way.turn_left(interval, Instant::now()) {
+            let waited = self.fewer.wait_timeout(under_way, left);
+            under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        under_way.turn = None;
+    }
+
+    /// Nobody needs the turn any more.
+    fn end_turn(&self) {
+        self.lock().turn = None;
+        self.fewer.notify_all();
     }
 
     /// Waits until the steps that go ahead of this thread and are under way now have ended, for a quarter of a second at most.
@@ -120,15 +150,17 @@ impl Steps {
     fn wait_until(&self, last: Instant) {
         let (own, mut under_way) = (thread::current().id(), self.lock());
         let begun = under_way.begun;
+        under_way.held_up += 1;
         while let Some(left) = under_way.left((own, begun), Instant::now(), last) {
             let waited = self.fewer.wait_timeout(under_way, left);
             under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        under_way.held_up -= 1;
     }
 
-    /// Whether this thread is in a step itself.
-    fn is_own(&self) -> bool {
-        self.lock().rank_of(thread::current().id()).is_some()
+    /// Of this thread, where it is in a step itself.
+    fn own_rank(&self) -> Option<Rank> {
+        self.lock().rank_of(thread::current().id())
     }
 
     fn lock(&self) -> MutexGuard<'_, StepsUnderWay> {
@@ -139,7 +171,7 @@ impl Steps {
 impl Quanta {
     /// Of the device whose steps these are.
     pub fn beside(steps: Arc<Steps>) -> Self {
-        Self { steps, waited: Mutex::default() }
+        Self { steps, waited: Default::default() }
     }
 
     /// A step begins.
@@ -147,28 +179,37 @@ impl Quanta {
         self.steps.begin(rank)
     }
 
+    /// A step is to begin: as [`Steps::await_turn`].
+    pub fn await_turn(&self, interval: Duration) {
+        self.steps.await_turn(interval);
+    }
+
+    /// A work of many rows has ended.
+    pub fn end_turn(&self) {
+        self.steps.end_turn();
+    }
+
     /// Whether steps are under way, or one has just ended: others come soon.
     pub fn are_wanted(&self) -> bool {
         self.steps.lock().are_about(Instant::now())
     }
 
-    /// Waits between two quanta until the steps have ended that go ahead and are under way, unless long work has had less
+    /// Waits between two quanta until the steps have ended that go ahead and are under way, unless this work has had less
     /// than twice the time since it last waited that it lost then: so two thirds of the device are its own, however many steps
     /// there are. The quantum that ended last kept the device `busy` so long.
     pub fn pass(&self, busy: Duration) {
-        if self.steps.is_own() {
-            return self.steps.wait();
-        }
+        let waited = &self.waited[match self.steps.own_rank() {
+            None => 0,
+            Some(Rank::Short) => 1,
+            Some(Rank::Token) => return self.steps.wait(),
+        }];
+        let last = || waited.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let owed = self.last().as_mut().is_some_and(|last| last.is_owed(busy, began));
+        let owed = last().as_mut().is_some_and(|last| last.is_owed(busy, began));
         if !owed {
             self.steps.wait();
-            *self.last() = Some(Wait { ended: Instant::now(), lost: began.elapsed(), known: false });
+            *last() = Some(Wait { ended: Instant::now(), lost: began.elapsed(), known: false });
         }
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<Wait>> {
-        self.waited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -185,7 +226,7 @@ impl Quantum {
 }
 
 impl Wait {
-    /// Whether long work will not have had its share since, once what is queued is done: another quantum, which takes what the last one
+    /// Whether the work will not have had its share since, once what is queued is done: another quantum, which takes what the last one
     /// took. The one that was queued before it waited has ended by the next time.
     fn is_owed(&mut self, busy: Duration, now: Instant) -> bool {
         if !self.known {
@@ -200,6 +241,27 @@ impl StepsUnderWay {
         let heard = |step: &Step| now < step.until - STEP_TIMEOUT + STEP_EXPECTED;
         self.steps.iter().any(heard)
             || self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < NEXT_STEP_EXPECTED)
+    }
+
+    fn end(&mut self, number: u64, now: Instant) {
+        let Some(at) = self.steps.iter().position(|step| step.number == number) else { return };
+        let step = self.steps.remove(at);
+        self.ended = Some(now);
+        if step.rank > Rank::Token {
+            return;
+        }
+        let (took, takes) = (now.saturating_duration_since(step.began), self.takes.unwrap_or(Duration::MAX));
+        self.takes = Some(took.min(takes + took.saturating_sub(takes) / LONGER_SHARE));
+        if self.held_up > 0 && !self.steps.iter().any(|step| step.rank == Rank::Token) {
+            self.turn = Some(now);
+        }
+    }
+
+    /// How long the turn still is, if it is somebody's.
+    fn turn_left(&self, interval: Duration, now: Instant) -> Option<Duration> {
+        let (began, takes) = (self.turn?, self.takes?);
+        let turn = takes.saturating_mul(SHARE).min(interval.saturating_sub(takes));
+        (began + turn).checked_duration_since(now).filter(|left| !left.is_zero())
     }
 
     /// Of the steps of a thread; none of long work.
@@ -274,6 +336,64 @@ mod tests {
         assert_eq!([token, short, other, long].map(waits), [false, true, true, true]);
         drop(_token);
         assert_eq!([short, other, long].map(waits), [false, false, true], "equals do not wait for each other");
+    }
+
+    #[test]
+    fn what_a_step_held_up_has_its_turn_before_the_next() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut steps = StepsUnderWay::default();
+        let mut step = |held_up: usize, (rank, began, ended): (Rank, u64, u64)| {
+            steps.begun += 1;
+            let (number, thread) = (steps.begun, thread::current().id());
+            steps.steps.push(Step { number, rank, thread, began: now + ms(began), until: now });
+            (steps.held_up, steps.turn) = (held_up, None);
+            steps.end(number, now + ms(ended));
+            steps.turn_left(ms(50), now + ms(ended))
+        };
+        assert_eq!(step(0, (Rank::Token, 0, 10)), None, "it held nobody up");
+        assert_eq!(step(1, (Rank::Token, 10, 20)), Some(ms(20)), "twice what a step takes");
+        assert_eq!(step(1, (Rank::Short, 20, 30)), None, "contexts are no steps");
+        assert_eq!(step(1, (Rank::Token, 30, 72)), Some(ms(24)), "what is beside a step makes it longer");
+        (0..200).for_each(|_| _ = step(1, (Rank::Token, 100, 130)));
+        assert_eq!(
+            step(1, (Rank::Token, 130, 160)).map(|left| left.as_millis()),
+            Some(20),
+            "no more than the interval leaves"
+        );
+        assert_eq!(steps.turn_left(ms(50), now + ms(185)), None, "it is over");
+        assert_eq!(steps.turn_left(ms(10), now + ms(160)), None, "steps alone take longer than that");
+    }
+
+    #[test]
+    fn a_step_waits_for_the_turn_of_others_and_no_longer_than_somebody_needs_it() {
+        let quanta = Quanta::beside(Arc::default());
+        let began = Instant::now();
+        quanta.await_turn(Duration::from_secs(60));
+        let mut under_way = quanta.steps.lock();
+        (under_way.turn, under_way.takes) = (Some(began), Some(Duration::from_secs(20)));
+        drop(under_way);
+        thread::scope(|scope| {
+            scope.spawn(|| quanta.await_turn(Duration::from_secs(60)));
+            quanta.end_turn();
+        });
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_short_context_waits_for_tokens_and_has_its_share_beside_them() {
+        let quanta = Quanta::beside(Arc::default());
+        let token = thread::scope(|scope| scope.spawn(|| quanta.priority(Rank::Token)).join().unwrap());
+        let _own = quanta.priority(Rank::Short);
+        let passes = || {
+            let began = Instant::now();
+            quanta.pass(Duration::ZERO);
+            began.elapsed()
+        };
+        assert!(passes() >= STEP_TIMEOUT / 2, "until nobody hears of the step any more");
+        assert!(quanta.waited[1].lock().unwrap().unwrap().lost >= STEP_TIMEOUT / 2);
+        token.renew();
+        assert!(passes() < STEP_TIMEOUT / 2, "it has lost as much");
+        assert!(quanta.waited[0].lock().unwrap().is_none(), "long work has a share of its own");
     }
 
     #[test]

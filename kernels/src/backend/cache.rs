@@ -52,6 +52,12 @@ pub trait KvOps: ElementwiseOps {
     }
     /// Appends the rows of another cache in place: of one that is kept alike, or, to a cache in compute type, of any.
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
+    /// The rows of caches, one behind the other, in one of compute type that `more` rows can be appended to where they are.
+    fn kv_joined(&self, first: &Self::Kv, others: &[&Self::Kv], more: usize) -> Result<Self::Kv, KernelError> {
+        let (mut joined, _) = (self.kv_widened(first)?, more);
+        others.iter().try_for_each(|kv| self.kv_extend(&mut joined, kv))?;
+        Ok(joined)
+    }
     /// Forgets all but the first `len` rows, of which there must be as many.
     fn kv_truncate(&self, kv: &mut Self::Kv, len: usize) -> Result<(), KernelError> {
         *kv = self.kv_rows(kv, 0, len)?;

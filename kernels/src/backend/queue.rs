@@ -1,5 +1,7 @@
 //! The work that was asked of a device and is not done yet. A device that computes as it is asked has none.
 
+use std::time::Duration;
+
 use super::device::ComputeDevice;
 use crate::{KernelError, PriorityGuard, Rank};
 
@@ -28,5 +30,10 @@ pub trait WorkQueue: ComputeDevice {
     fn priority(&self, rank: Rank) -> PriorityGuard {
         let _ = rank;
         PriorityGuard::default()
+    }
+
+    /// A token's step is to begin: waits until what the last one held up has had its turn, while steps follow each other within `interval`.
+    fn await_turn(&self, interval: Duration) {
+        let _ = interval;
     }
 }

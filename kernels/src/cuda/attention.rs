@@ -17,5 +17,5 @@ mod stripes;
 pub use attender::Attender;
 pub use call::CudaAttentionCall;
 pub(super) use lists::Lists;
-pub(super) use many::LaidStep;
+pub(super) use many::{LaidStep, StepAhead};
 pub use own::PIECE;

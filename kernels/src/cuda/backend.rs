@@ -6,6 +6,7 @@ mod sparse;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::attention::{CudaAttentionCall, LaidStep};
 use super::device::SPLIT_KEY_ROWS;
@@ -78,6 +79,10 @@ impl WorkQueue for Cuda {
 
     fn priority(&self, rank: Rank) -> PriorityGuard {
         self.device.priority(rank)
+    }
+
+    fn await_turn(&self, interval: Duration) {
+        self.device.await_turn(interval);
     }
 }
 
@@ -279,6 +284,10 @@ impl KvOps for Cuda {
         kv.append_cache(&self.device, more)
     }
 
+    fn kv_joined(&self, first: &CudaKv, others: &[&CudaKv], more: usize) -> Result<CudaKv, KernelError> {
+        CudaKv::joined(&self.device, first, others, more)
+    }
+
     fn kv_truncate(&self, kv: &mut CudaKv, len: usize) -> Result<(), KernelError> {
         if len > kv.len() {
             return Err(KernelError::shape("kv_truncate", format!("at most {} rows", kv.len()), &[&[len]]));
@@ -403,7 +412,7 @@ impl BatchAttention for Cuda {
         sequences: Vec<StepSequence<'a, CudaKv>>,
         merging: &Merging,
     ) -> Result<Option<Box<dyn StepLayers<Self> + 'a>>, KernelError> {
-        let laid = self.device.lay_step(heads, layers, sequences, merging)?;
+        let laid = self.device.lay_step(&self.ahead, (heads, layers), sequences, merging)?;
         Ok(laid.map(|laid| -> Box<dyn StepLayers<Self> + 'a> { Box::new(laid) }))
     }
 

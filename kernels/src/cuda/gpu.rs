@@ -1,6 +1,6 @@
 //! A GPU and what computes on it: how it is opened, and what it is refused for.
 
-use super::attention::Attender;
+use super::attention::{Attender, StepAhead};
 use super::device::Device;
 use super::elementwise::PositionsShelf;
 use super::exchange::SignalsSlot;
@@ -26,6 +26,7 @@ pub struct Cuda {
     // Before the device, which their handles need.
     pub(super) products: Products,
     pub(super) attender: Attender,
+    pub(super) ahead: StepAhead,
     pub(super) positions: PositionsShelf,
     pub(super) dtype: DType,
     pub(super) eight_bits: bool,
@@ -45,12 +46,13 @@ impl Cuda {
         }
         let device = Device::open(options.device)?;
         let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
+        let ahead = StepAhead::default();
         let CudaOptions { dtype, device: index, eight_bits } = options;
         if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
             return Err(KernelError::EightBits { index });
         }
         let (positions, signals) = Default::default();
-        Ok(Self { products, attender, positions, dtype, eight_bits, index, signals, device })
+        Ok(Self { products, attender, ahead, positions, dtype, eight_bits, index, signals, device })
     }
 
     /// The GPU.

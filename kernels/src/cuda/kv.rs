@@ -195,15 +195,47 @@ impl CudaKv {
         Ok(())
     }
 
+    /// The tokens of caches, one behind the other, with room for `more`: by few launches, however many there are.
+    ///
+    /// # Errors
+    /// As [`CudaKv::append_cache`].
+    pub fn joined(device: &Device, first: &Self, others: &[&Self], more: usize) -> Result<Self, KernelError> {
+        let all = || [first].into_iter().chain(others.iter().copied());
+        all().try_for_each(|kv| first.check_alike(kv))?;
+        let tokens: usize = all().map(Self::len).sum();
+        let mut joined = Self::new(device, first.heads, first.dim, first.dtype, tokens + more)?;
+        if !joined.row().is_multiple_of(16) {
+            all().try_for_each(|kv| joined.append_cache(device, kv))?;
+            return Ok(joined);
+        }
+        let (to, mut at, mut runs) = (joined.buffers.each_ref().map(|of| of.pointer), 0, Vec::new());
+        for kv in all() {
+            let bytes = kv.len * kv.row();
+            for (from, to) in kv.buffers.iter().zip(to) {
+                runs.extend(CopyRun::of(from.pointer, to + at, bytes));
+            }
+            at += bytes as u64;
+        }
+        device.copy_runs(&runs)?;
+        joined.resize(tokens);
+        joined.written = device.queue().written();
+        Ok(joined)
+    }
+
+    fn check_alike(&self, more: &Self) -> Result<(), KernelError> {
+        if (self.heads, self.dim, self.dtype) != (more.heads, more.dim, more.dtype) {
+            let expected = format!("a cache of ({}, t, {}) {:?}", self.heads, self.dim, self.dtype);
+            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads, more.len, more.dim]]));
+        }
+        Ok(())
+    }
+
     /// Appends the tokens of another cache.
     ///
     /// # Errors
     /// [`KernelError::Shape`] for a cache of other heads or another type.
     pub fn append_cache(&mut self, device: &Device, more: &Self) -> Result<(), KernelError> {
-        if (self.heads, self.dim, self.dtype) != (more.heads, more.dim, more.dtype) {
-            let expected = format!("a cache of ({}, t, {}) {:?}", self.heads, self.dim, self.dtype);
-            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads, more.len, more.dim]]));
-        }
+        self.check_alike(more)?;
         let from = [more.buffers[0].pointer, more.buffers[1].pointer];
         let [to_k, to_v] = self.extend(device, more.len)?;
         device.copy_pair(from, [to_k.pointer, to_v.pointer], more.len * more.row())?;

@@ -1,6 +1,7 @@
 //! What a group is as a device, and its tensors' moves.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::layout::Split;
 use super::members::DeviceGroup;
@@ -52,6 +53,10 @@ impl<B: Backend> WorkQueue for DeviceGroup<B> {
 
     fn priority(&self, rank: Rank) -> PriorityGuard {
         self.begin(rank)
+    }
+
+    fn await_turn(&self, interval: Duration) {
+        self.members.iter().for_each(|member| member.await_turn(interval));
     }
 }
 

@@ -179,6 +179,37 @@ fn a_step_is_taken_again<B: Backend>(backend: &B) {
     assert!(again[0].own.iter().all(|kv| backend.kv_len(kv) == 6));
 }
 
+/// Steps that follow each other, of the same sequences, of some of them, and with one that was broken off.
+fn steps_follow_each_other<B: Backend>(backend: &B, heads: Heads) {
+    let sequence = |own, shards: &[usize]| Sequence { rows: 1, shards: shards.to_vec(), own, mask: Mask::None };
+    let mut sequences =
+        [sequence(62, &[300]), sequence(0, &[70, 1000]), sequence(127, &[2]), sequence(5, &[]), sequence(63, &[513])];
+    let all = |sequences: &[Sequence]| -> Vec<Held<B>> {
+        (0..).zip(sequences).map(|(seed, sequence)| held(backend, heads, sequence, 10_000 * seed)).collect()
+    };
+    let (mut apart, mut laid) = (all(&sequences), all(&sequences));
+    for (step, count) in [5, 5, 5, 4, 4, 5, 5].into_iter().enumerate() {
+        let of_layer = |layer| projected(backend, heads, count, 31 + 7 * step as u64 + layer);
+        let steps: Vec<[B::Tensor; 3]> = (0..LAYERS as u64).map(of_layer).collect();
+        if step == 4 {
+            outputs(backend, heads, (&sequences[..count], &mut laid[..count], &steps[..1]), true);
+        }
+        let [one, other] = [(&mut apart, false), (&mut laid, true)]
+            .map(|(held, laid)| outputs(backend, heads, (&sequences[..count], &mut held[..count], &steps), laid));
+        assert!(one == other, "{heads:?}: step {step}");
+        sequences[..count].iter_mut().for_each(|sequence| sequence.own += 1);
+    }
+}
+
+#[test]
+fn steps_that_follow_each_other_have_the_bits_of_their_layers() {
+    on_every_cache!(backend => {
+        if backend.lays_steps(1) {
+            steps_follow_each_other(backend, Heads { query: 8, kv: 2, dim: 64 });
+        }
+    });
+}
+
 #[test]
 fn a_laid_step_has_the_bits_of_its_layers_and_of_each_sequence_alone() {
     let heads = Heads { query: 4, kv: 2, dim: 32 };

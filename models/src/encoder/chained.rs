@@ -21,14 +21,12 @@ impl<B: Backend> Layer<'_, B> {
         watch: &mut dyn Watch,
     ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
-        let mut seen: Option<B::Kv> = None;
-        for shard in self.phase.behind {
-            let kept = &shard.layers[self.index];
-            match &mut seen {
-                None => seen = Some(backend.kv_widened(kept)?),
-                Some(seen) => backend.kv_extend(seen, kept)?,
-            }
-        }
+        let mut kept = self.phase.behind.iter().map(|shard| &shard.layers[self.index]);
+        let rows = self.passes.iter().map(|pass| pass.shard.rows()).sum();
+        let mut seen = match kept.next() {
+            Some(first) => Some(backend.kv_joined(first, &kept.collect::<Vec<_>>(), rows)?),
+            None => None,
+        };
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
             let (behind, rows) = (seen.as_ref().map_or(0, |kv| backend.kv_len(kv)), pass.shard.rows());

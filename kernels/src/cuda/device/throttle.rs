@@ -11,8 +11,11 @@ use crate::{Quanta, Quantum, Steps};
 
 /// Rows up to which a call of attention goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.
 pub const SPLIT_KEY_ROWS: usize = 512;
-/// Operations of a quantum: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
+/// Operations of a call that is queued whole, about: some 25 milliseconds of a Hopper GPU.
 pub const QUANTUM_OPERATIONS: f64 = 1.5e13;
+/// Operations of a quantum, where calls are shorter: some 8 milliseconds, beside which a step of few rows is short, and waiting for it
+/// shorter.
+pub const SHORT_QUANTUM_OPERATIONS: f64 = QUANTUM_OPERATIONS / 3.0;
 /// Operations of a call that is long by itself.
 pub const LONG_CALL_OPERATIONS: f64 = QUANTUM_OPERATIONS / 2.0;
 /// Part of a GPU's memory below which what is free is short.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::throttle::{LONG_CALL_OPERATIONS, QUANTUM_OPERATIONS, SHORT_MEMORY, SPLIT_KEY_ROWS};
+use super::throttle::{LONG_CALL_OPERATIONS, SHORT_MEMORY, SHORT_QUANTUM_OPERATIONS, SPLIT_KEY_ROWS};
 use super::{Device, KEPT_SHARE, device_error};
 use crate::{KernelError, Mark, PriorityGuard, Rank};
 
@@ -13,6 +13,7 @@ impl Device {
     /// compute on this GPU too.
     pub fn rest(&self) -> Result<(), KernelError> {
         self.synchronize()?;
+        self.throttle.quanta.end_turn();
         let (_, all) = self.memory()?;
         self.trim(all / KEPT_SHARE);
         Ok(())
@@ -68,6 +69,11 @@ impl Device {
         self.throttle.quanta.priority(rank)
     }
 
+    /// A step is to begin: those have their turn first that the last one held up, while steps follow each other within `interval`.
+    pub fn await_turn(&self, interval: Duration) {
+        self.throttle.quanta.await_turn(interval);
+    }
+
     /// So many operations of a call of so many rows were queued. Waits at the end of a quantum.
     pub(in super::super) fn queued(&self, rows: usize, operations: f64) -> Result<(), KernelError> {
         if rows <= SPLIT_KEY_ROWS {
@@ -76,7 +82,7 @@ impl Device {
         let failed = |error| device_error("queue", error);
         let (before, last) = {
             let mut queued = self.throttle.queued.lock().expect("no panic holds it");
-            if !queued.quantum.ends_with(operations, QUANTUM_OPERATIONS) {
+            if !queued.quantum.ends_with(operations, SHORT_QUANTUM_OPERATIONS) {
                 return Ok(());
             }
             if operations < LONG_CALL_OPERATIONS && !(self.throttle.quanta.are_wanted() && self.has_room()?) {

@@ -36,7 +36,7 @@ pub fn make_room(
 }
 
 /// The run of memory in which a sequence's own keys and values of all layers lie.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct OwnRun {
     /// Tokens before the step, and of the step.
     keys: usize,

@@ -1,92 +1,46 @@
-//! A step of sequences whose keys are all on this device: what its layers have in common lies in one table, and a layer is four
-//! launches, however many sequences there are. The arithmetic is that of each call alone.
+//! A step of sequences whose keys are all on this device, laid out once for all its layers, and the next one with it.
 
 use std::ops::Range;
 
-use super::super::super::device::{Device, DeviceBuffer, LaunchShape, SPLIT_KEY_ROWS, launch};
+use super::super::super::device::{Device, SPLIT_KEY_ROWS};
 use super::super::super::kv::CudaKv;
 use super::super::super::kv::tails::{OwnRun, make_room};
 use super::super::super::tensor::Tensor;
-use super::super::call::Tiled;
-use super::super::own::{CHUNK, combining};
-use super::merges::{MergeTarget, Merges};
-use super::rounds::{AskedRows, HELD, ResultAddress, Round, RoundCall, RoundLayout};
-use super::table::{Sent, Table};
-use super::tree::TreeSlots;
+use super::ahead::{StepAhead, StepKey};
+use super::layout::{KeptPlace, Laid, LaidAsk};
 use crate::{DType, Heads, KernelError, Mask, Merging, StepSequence};
-
-/// As `hopper.cu` declares it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LaidCall {
-    call: Tiled,
-    settled: i64,
-}
-
-/// As `moves.cu` declares it: where a row's key goes in the first layer, and how far from it are its value and that of the next layer.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct PlacedRow {
-    key: u64,
-    value: u64,
-    layer: u64,
-}
-
-/// What the layers of a step have in common, on the device.
-struct Laid {
-    heads: Heads,
-    table: Sent,
-    /// Where the table has the places of each call's maps, and of the rows.
-    maps: u64,
-    places: u64,
-    /// Queries `(t, query heads dim)` of the layer that is attended to.
-    q: Tensor,
-    round: Round,
-    layout: RoundLayout,
-    merging: LaidMerging,
-    slots: TreeSlots,
-    _held: [DeviceBuffer; 2],
-}
-
-/// How the calls' results become those of rows.
-enum LaidMerging {
-    /// Combined and merged at once: rows, and where the table has them and the calls of each.
-    AtOnce(usize, [u64; 2]),
-    /// Level by level.
-    Levels { levels: Vec<(Merges, [u64; 2])>, tops: (Merges, [u64; 2]) },
-}
-
-/// Calls that are merged at once at most, as the kernel has it.
-const INPUTS: usize = 4;
-
-/// As `combine.cu` declares it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TopRow {
-    first: i32,
-    count: i32,
-    row: i32,
-    to: i32,
-}
 
 /// A step whose layers' attention is laid out.
 pub struct LaidStep<'a> {
     device: &'a Device,
-    /// The own keys of each sequence, a cache a layer, and where they lie.
-    owns: Vec<OwnKeys<'a>>,
+    ahead: &'a StepAhead,
+    keys: StepKeys<'a>,
+    merging: Merging,
     layers: usize,
     /// Layers that were attended to.
     done: usize,
     laid: Laid,
 }
 
-type OwnKeys<'a> = (Vec<&'a mut CudaKv>, OwnRun);
+/// The keys of a step's sequences.
+struct StepKeys<'a> {
+    /// The own keys of each sequence, a cache a layer, and where they lie.
+    owns: Vec<(Vec<&'a mut CudaKv>, OwnRun)>,
+    others: Vec<OtherKeys<'a>>,
+}
+
+/// What a sequence has besides: its rows of the step, the shards that they ask, and the mask of its own keys.
+struct OtherKeys<'a> {
+    rows: Range<usize>,
+    shards: Vec<(Vec<&'a CudaKv>, Mask)>,
+    own_mask: Mask,
+}
 
 /// A step that was not taken to its end leaves no keys that nobody wrote.
 impl Drop for LaidStep<'_> {
     fn drop(&mut self) {
         if self.done < self.layers {
-            forget(&mut self.owns);
+            self.keys.forget();
         }
     }
 }
@@ -94,7 +48,7 @@ impl Drop for LaidStep<'_> {
 impl LaidStep<'_> {
     /// As `StepLayers::attend`.
     pub fn attend(&mut self, layer: usize, [q, k, v]: [&Tensor; 3]) -> Result<Tensor, KernelError> {
-        let Self { device, owns, layers, done, laid } = self;
+        let Self { device, keys, layers, done, laid, .. } = self;
         let Heads { query, kv, dim } = laid.heads;
         let rows = laid.q.shape[0];
         let fits = layer == *done && layer < *layers && q.shape == laid.q.shape;
@@ -105,79 +59,81 @@ impl LaidStep<'_> {
         if let Some(wrong) = [q, k, v].into_iter().find(|x| x.dtype != DType::Bf16) {
             return Err(KernelError::DType { operation: "attend_step", got: wrong.dtype });
         }
-        owns.iter_mut().try_for_each(|(own, run)| run.extend(layer, &mut *own[layer]))?;
+        keys.owns.iter_mut().try_for_each(|(own, run)| run.extend(layer, &mut *own[layer]))?;
         laid.place(device, layer, [q, &device.by_rows(k)?, &device.by_rows(v)?])?;
         let outputs = laid.attend(device, layer)?;
         *done += 1;
+        if done == layers {
+            // What keeps it from being laid out now is told when it comes.
+            let _ = self.lay_next();
+        }
         Ok(outputs)
     }
-}
 
-impl Laid {
-    fn at(&self, place: u64) -> u64 {
-        match &self.table {
-            Sent::Lies(table) => table.pointer + place,
-            Sent::Carried(_) => unreachable!("a step's table lies in memory"),
+    /// Lays the next step out while the device works on this one, where each sequence decodes.
+    fn lay_next(&mut self) -> Result<(), KernelError> {
+        let Self { device, ahead, keys, merging, laid, .. } = self;
+        let heads = laid.heads;
+        if keys.owns.iter().any(|(_, run)| run.rows() > 1) || !keys.go_on(device, heads)? {
+            return Ok(());
         }
-    }
-
-    /// The rows of a layer to where each belongs.
-    fn place(&self, device: &Device, layer: usize, [q, k, v]: [&Tensor; 3]) -> Result<(), KernelError> {
-        let Heads { query, kv, dim } = self.heads;
-        let rows = self.q.shape[0];
-        let (to, layer) = (self.at(self.places), layer as i32);
-        let [q_steps, kv_steps] = [query, kv].map(|heads| (heads * dim / 8) as i32);
-        let (q, k, v, queries) = (q.pointer(), k.pointer(), v.pointer(), self.q.pointer());
-        launch!(device, "place_rows", LaunchShape::new(rows, 256), q, k, v, queries, to, q_steps, kv_steps, layer)
-    }
-
-    fn attend(&self, device: &Device, layer: usize) -> Result<Tensor, KernelError> {
-        let Self { heads, round, layout, slots, .. } = self;
-        let (calls, maps, layer) = (self.at(layout.calls), self.at(self.maps), layer as i32);
-        for ((tiling, items), place) in device.tilings(heads.dim).iter().zip(&round.items).zip(layout.items) {
-            if !items.is_empty() {
-                let (name, spread) = device.tiled(tiling, (items.len(), heads.kv));
-                let (name, list) = (format!("attend_laid_{name}_{}", heads.dim), self.at(place));
-                launch!(device, &name, spread, calls, list, maps, layer)?;
-            }
+        let next = keys.with_asks(|asks| {
+            let Some(kept) = device.kept_places(asks.0)? else { return Ok(None) };
+            let laid = device.lay(heads, (asks.0, &kept, asks.1), merging)?;
+            Ok(laid.map(|laid| (StepKey::of(heads, (asks.0, &kept, asks.1), merging), laid)))
+        });
+        if let Some((key, laid)) = next? {
+            ahead.put(key, laid);
         }
-        let out = device.empty(&self.q.shape, DType::Bf16)?;
-        match &self.merging {
-            LaidMerging::AtOnce(rows, places) => {
-                let (depth, spread) = combining(round.most_of_a_call()[1], heads.query / heads.kv);
-                let spread = LaunchShape { blocks: (rows * spread.blocks.0, heads.kv), ..spread };
-                let ([list, inputs], combinations) = (places.map(|at| self.at(at)), self.at(layout.combinations));
-                let (to, group, query) = (out.pointer(), (heads.query / heads.kv) as i32, heads.query as i32);
-                let name = format!("combine_merged{depth}_{}", heads.dim);
-                launch!(device, &name, spread, combinations, list, inputs, to, group, query)?;
-            }
-            LaidMerging::Levels { levels, tops: (tops, at) } => {
-                device.combine_round(*heads, round, layout, &self.table)?;
-                for (merges, at) in levels {
-                    device.merge_laid(*heads, merges, (&self.table, *at), MergeTarget::Rows(slots.memory.pointer))?;
-                }
-                device.merge_laid(*heads, tops, (&self.table, *at), MergeTarget::Outputs(&out))?;
-            }
-        }
-        Ok(out)
+        Ok(())
     }
 }
 
-/// Keys of a shard in every layer, or of a sequence's own, and the rows that ask them.
-struct LaidAsk<'b> {
-    layers: &'b [&'b CudaKv],
-    /// Those of the step's rows included.
-    keys: usize,
-    rows: Range<usize>,
-    mask: Mask,
+impl StepKeys<'_> {
+    /// Has every sequence's own keys begin anew behind this step, with room for one row; whether all of them can.
+    fn go_on(&mut self, device: &Device, heads: Heads) -> Result<bool, KernelError> {
+        for (own, run) in &mut self.owns {
+            match make_room(device, own, heads, (run.tokens(), 1))? {
+                Some(next) => *run = next,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the step asks of which keys, those of shards first, and where own keys lie.
+    fn with_asks<T>(&self, uses: impl FnOnce((&[LaidAsk<'_>], &[OwnRun])) -> T) -> T {
+        let of_shards = self.others.iter().flat_map(|OtherKeys { rows, shards, .. }| {
+            shards.iter().map(|(layers, mask)| LaidAsk {
+                layers,
+                keys: layers[0].len(),
+                rows: rows.clone(),
+                mask: *mask,
+            })
+        });
+        let caches: Vec<Vec<&CudaKv>> = self.owns.iter().map(|(own, _)| own.iter().map(|kv| &**kv).collect()).collect();
+        let runs: Vec<OwnRun> = self.owns.iter().map(|(_, run)| *run).collect();
+        let of_owns = caches.iter().zip(&runs).zip(&self.others).map(|((own, run), other)| LaidAsk {
+            layers: own,
+            keys: run.tokens(),
+            rows: other.rows.clone(),
+            mask: other.own_mask,
+        });
+        uses((&of_shards.chain(of_owns).collect::<Vec<_>>(), &runs))
+    }
+
+    /// Takes back the rows of a step that was not taken.
+    fn forget(&mut self) {
+        self.owns.iter_mut().for_each(|(own, run)| own.iter_mut().for_each(|kv| kv.truncate(run.before())));
+    }
 }
 
 impl Device {
-    /// As `BatchAttention::lay_step`.
+    /// As `BatchAttention::lay_step`; takes what was laid out ahead where that is this step.
     pub(in super::super::super) fn lay_step<'a>(
         &'a self,
-        heads: Heads,
-        layers: usize,
+        ahead: &'a StepAhead,
+        (heads, layers): (Heads, usize),
         sequences: Vec<StepSequence<'a, CudaKv>>,
         merging: &Merging,
     ) -> Result<Option<LaidStep<'a>>, KernelError> {
@@ -189,133 +145,25 @@ impl Device {
         for StepSequence { rows, shards, mut own, own_keys, own_mask } in sequences {
             let Some(run) = make_room(self, &mut own, heads, (own_keys, rows.len()))? else { return Ok(None) };
             owns.push((own, run));
-            others.push((rows, shards, own_mask));
+            others.push(OtherKeys { rows, shards, own_mask });
         }
-        let of_shards = others.iter().flat_map(|(rows, shards, _)| {
-            shards.iter().map(|(layers, mask)| LaidAsk {
-                layers,
-                keys: layers[0].len(),
-                rows: rows.clone(),
-                mask: *mask,
-            })
+        let keys = StepKeys { owns, others };
+        let laid = keys.with_asks(|asks| {
+            let Some(kept) = self.kept_places(asks.0)? else { return Ok(None) };
+            match ahead.take(&StepKey::of(heads, (asks.0, &kept, asks.1), merging)) {
+                Some(laid) => Ok(Some(laid)),
+                None => self.lay(heads, (asks.0, &kept, asks.1), merging),
+            }
         });
-        let caches: Vec<Vec<&CudaKv>> = owns.iter().map(|(own, _)| own.iter().map(|kv| &**kv).collect()).collect();
-        let runs: Vec<OwnRun> = owns.iter().map(|(_, run)| *run).collect();
-        let of_owns = caches.iter().zip(&runs).zip(&others).map(|((own, run), (rows, .., mask))| LaidAsk {
-            layers: own,
-            keys: run.tokens(),
-            rows: rows.clone(),
-            mask: *mask,
-        });
-        let asks: Vec<LaidAsk<'_>> = of_shards.chain(of_owns).collect();
-        let laid = self.lay(heads, (&asks, &runs), merging)?;
-        drop(asks);
-        drop(caches);
-        Ok(laid.map(|laid| LaidStep { device: self, owns, layers, done: 0, laid }))
+        let laid: Option<Laid> = laid?;
+        Ok(laid.map(|laid| LaidStep { device: self, ahead, keys, merging: merging.clone(), layers, done: 0, laid }))
     }
 
-    /// The table of a step, sent, the last asks being those of own keys; nothing where the partials of its pieces are too large to be held together.
-    fn lay(
-        &self,
-        heads: Heads,
-        (asks, owns): (&[LaidAsk<'_>], &[OwnRun]),
-        merging: &Merging,
-    ) -> Result<Option<Laid>, KernelError> {
+    /// Keeps the maps of all that is asked; where they are, unless they are not kept for this device.
+    fn kept_places(&self, asks: &[LaidAsk<'_>]) -> Result<Option<Vec<KeptPlace>>, KernelError> {
         self.keep_maps(asks.iter().map(|ask| ask.layers))?;
-        let Some(kept) = asks.iter().map(|ask| self.kept_maps(ask.layers)).collect::<Option<Vec<_>>>() else {
-            return Ok(None);
-        };
-        let rows = merging.rows_of(asks.iter().map(|ask| ask.rows.len()).collect())?;
-        let mut slots = self.slots(heads, &vec![1; asks.len()], &[], &rows)?;
-        let count = asks.iter().map(|ask| ask.rows.end).max().unwrap_or(0);
-        let q = self.empty(&[count, heads.query * heads.dim], DType::Bf16)?;
-        let (calls, of_ask) = self.calls_of(heads, &q, asks, &slots)?;
-        let bytes = calls.iter().map(|call| call.bytes(heads)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
-        if bytes[0] > HELD {
-            return Ok(None);
-        }
-        let held = [self.alloc(bytes[0])?, self.alloc(bytes[1])?];
-        let at = [held[0].pointer, held[1].pointer];
-        let (round, mut table) = (Round::of(heads, calls, at, &self.tilings(heads.dim)), Table::default());
-        let of_call = round.calls.iter().zip(&of_ask);
-        let laid = of_call.map(|((call, _), ask)| LaidCall { call: *call, settled: i64::from(kept[*ask].1) });
-        let laid = table.append(laid);
-        let layout = round.lay_behind(laid, &mut table);
-        let merging = match at_once(merging, asks, &of_ask, &mut table) {
-            Some(merging) => merging,
-            None => level_by_level(merging, &mut slots, &mut table),
-        };
-        let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
-        let (maps, places) = (table.push(&maps), table.push(&places_of(owns, heads)));
-        let table = Sent::Lies(self.upload_bytes(&table.0)?);
-        Ok(Some(Laid { heads, table, maps, places, q, round, layout, merging, slots, _held: held }))
+        Ok(asks.iter().map(|ask| self.kept_maps(ask.layers)).collect())
     }
-
-    /// The calls of all asks, and the ask of each.
-    fn calls_of(
-        &self,
-        heads: Heads,
-        q: &Tensor,
-        asks: &[LaidAsk<'_>],
-        slots: &TreeSlots,
-    ) -> Result<(Vec<RoundCall>, Vec<usize>), KernelError> {
-        let view = q.token_major(heads.query)?;
-        let (mut calls, mut of_ask) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
-        for (number, ask) in asks.iter().enumerate() {
-            let (kv, out) = (ask.layers[0], slots.addresses(number).next().expect("an ask has a slot"));
-            let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.view(0, ask.keys));
-            let asked = AskedRows { q, keys, mask: ask.mask, place: ResultAddress::packed(heads, out) };
-            calls.extend(asked.calls(None));
-            of_ask.resize(calls.len(), number);
-        }
-        Ok((calls, of_ask))
-    }
-}
-
-/// Rows of few calls each, all of which the step asks, in the order of the results.
-fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mut Table) -> Option<LaidMerging> {
-    let few = |inputs: &Vec<usize>| inputs.len() <= INPUTS && inputs.iter().all(|slot| *slot < asks.len());
-    if !merging.levels.iter().all(Vec::is_empty) || !merging.tops.iter().all(few) {
-        return None;
-    }
-    let first_call = |ask: &usize| of_ask.partition_point(|of| of < ask);
-    let (mut rows, mut calls) = (Vec::new(), Vec::<i32>::new());
-    for inputs in &merging.tops {
-        let firsts: Vec<usize> = inputs.iter().map(first_call).collect();
-        for row in 0..asks[inputs[0]].rows.len() {
-            let (first, count) = (calls.len() as i32, inputs.len() as i32);
-            calls.extend(firsts.iter().map(|call| (call + row / CHUNK) as i32));
-            rows.push(TopRow { first, count, row: (row % CHUNK) as i32, to: rows.len() as i32 });
-        }
-    }
-    Some(LaidMerging::AtOnce(rows.len(), [table.push(&rows), table.push(&calls)]))
-}
-
-fn level_by_level(merging: &Merging, slots: &mut TreeSlots, table: &mut Table) -> LaidMerging {
-    let mut levels = Vec::with_capacity(merging.levels.len());
-    for level in merging.levels.iter().filter(|level| !level.is_empty()) {
-        let merges = slots.merge(level);
-        let at = merges.lay(table);
-        levels.push((merges, at));
-    }
-    let (mut tops, mut done) = (Merges::default(), 0);
-    for inputs in &merging.tops {
-        let rows = slots.all[inputs[0]].rows;
-        tops.add(inputs.iter().flat_map(|slot| slots.addresses(*slot)), rows, done);
-        done += rows;
-    }
-    let at = tops.lay(table);
-    LaidMerging::Levels { levels, tops: (tops, at) }
-}
-
-/// Where each row's key and value go: own keys end with their sequence's rows.
-fn places_of(owns: &[OwnRun], heads: Heads) -> Vec<PlacedRow> {
-    let row = heads.kv * heads.dim * DType::Bf16.size();
-    let of_run = |run: &OwnRun| {
-        let [key, value, layer] = run.places(row);
-        (0..run.rows()).map(move |at| PlacedRow { key: key + (at * row) as u64, value, layer })
-    };
-    owns.iter().flat_map(of_run).collect()
 }
 
 /// Whether the kernels take a sequence.
@@ -328,9 +176,4 @@ fn suits(heads: Heads, layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bo
     let of_layers = |shard: &[&CudaKv]| shard.len() == layers && shard.first().is_none_or(|kv| of_shard(kv));
     let shards = sequence.own.len() == layers && sequence.shards.iter().all(|(shard, _)| of_layers(shard));
     (1..=SPLIT_KEY_ROWS).contains(&sequence.rows.len()) && matches!(heads.dim, 64 | 128) && shards
-}
-
-/// Takes back the rows of a step that was not taken.
-fn forget(owns: &mut [OwnKeys<'_>]) {
-    owns.iter_mut().for_each(|(own, run)| own.iter_mut().for_each(|kv| kv.truncate(run.before())));
 }
