@@ -53,7 +53,7 @@ impl Batching {
 const STEP_OF_CPU: Duration = Duration::from_millis(25);
 const STEP_OF_QUEUE: Duration = Duration::from_millis(50);
 /// More rows together would make a work that is not short.
-const MOST_PACKED_ROWS: usize = 2048;
+const MOST_PACKED_ROWS: usize = 4096;
 
 /// Which tensors go to a host of the same process as they lie on their device, where the link can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,8 @@ const GPU_IDLE: u64 = 2;
 
 /// Works that are under way at once, and as many again of keys for which nothing else is.
 const MOST_UNDER_WAY: usize = 4;
+/// Works of short orders that are, where those begin together: while two are, more gather.
+const MOST_PACKS_UNDER_WAY: usize = 2;
 
 /// The state.
 #[derive(Default)]
@@ -68,6 +70,8 @@ struct RunningEncode {
     identities: Vec<(u32, ShardIdentity)>,
     /// Whether it needs parcels of others.
     tied: bool,
+    /// Whether others could go together with it.
+    is_short: bool,
     /// Tokens whose keys and values it will keep.
     kept_tokens: u64,
     /// Nobody wants what it encodes.
@@ -371,12 +375,19 @@ impl ContextHostState {
     }
 
     /// The order that begins next: of the key for which the fewest are under way, the one that came first. Beyond the room for all
-    /// there is as much again for keys for which none is.
+    /// there is as much again for keys for which none is. Short orders gather while others are under way, but for those of such keys.
     fn next_waiting(&self) -> Option<usize> {
         let packs: BTreeSet<u64> = self.running.values().map(|running| running.pack).collect();
         let of_key = |order: &EncodeShards| self.running.values().filter(|other| other.tenant == order.tenant).count();
-        let waiting = self.waiting.iter().enumerate().filter(|(_, order)| self.is_idle(order.context));
-        let (running, at) = waiting.map(|(at, order)| (of_key(order), at)).min()?;
+        let short = self.running.values().filter(|running| running.is_short).map(|running| running.pack);
+        let gathers = short.collect::<BTreeSet<u64>>().len() >= MOST_PACKS_UNDER_WAY;
+        let may_begin = |order: &EncodeShards, running| {
+            self.is_idle(order.context) && !(gathers && running > 0 && self.is_short(order))
+        };
+        let waiting = self.waiting.iter().enumerate().map(|(at, order)| (of_key(order), at, order));
+        let (running, at, _) = waiting
+            .filter(|(running, _, order)| may_begin(order, *running))
+            .min_by_key(|(running, at, _)| (*running, *at))?;
         let has_place = packs.len() < MOST_UNDER_WAY || (running == 0 && packs.len() < 2 * MOST_UNDER_WAY);
         has_place.then_some(at)
     }
@@ -393,6 +404,11 @@ impl ContextHostState {
             && order.peers.is_empty()
             && !is_chain(order)
             && !self.alone.contains(&order.context)
+    }
+
+    /// Whether others could go together with an order.
+    fn is_short(&self, order: &EncodeShards) -> bool {
+        rows_of(order) <= self.pack_rows && self.may_share(order)
     }
 
     fn is_idle(&self, context: u64) -> bool {
@@ -415,6 +431,7 @@ impl ContextHostState {
             }
         }
         let (work, context, tenant, attempt) = (self.works, order.context, order.tenant, order.attempt);
+        let is_short = self.is_short(&order);
         let inputs = match inputs_of(&order.shards, self.ids.get(&context).unwrap_or(&KnownIds::default())) {
             Ok(inputs) => inputs,
             Err(error) => {
@@ -428,8 +445,19 @@ impl ContextHostState {
         let (identities, tied) = (order.identities.clone(), order.exchange != Exchange::None);
         let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
         let (instead, abandoned) = (None, false);
-        let running =
-            RunningEncode { context, tenant, attempt, pack, instead, blocks, identities, tied, kept_tokens, abandoned };
+        let running = RunningEncode {
+            context,
+            tenant,
+            attempt,
+            pack,
+            instead,
+            blocks,
+            identities,
+            tied,
+            is_short,
+            kept_tokens,
+            abandoned,
+        };
         self.running.insert(work, running);
         let used = self.used.get(&context).copied().unwrap_or(0.0);
         Some(EncodeWork { work, used, order, inputs })
@@ -590,23 +618,24 @@ mod tests {
             identities: Vec::new(),
             ..order(context, 1, blocks, Exchange::None)
         };
-        (1..=4).for_each(|context| drop(host.alone(context, 1, 0)));
-        for (context, blocks) in [(5, &[0][..]), (6, &[0, 1, 2, 3]), (7, &[0, 1]), (8, &[0])] {
-            assert_eq!(host.hears(HostCommand::Encode(of(context, blocks))), []);
-        }
-        // Two rows each: the sixth has more than fit, and the eighth more than are left.
-        let together = vec![part(4, 0.0, of(5, &[0])), part(5, 0.0, of(7, &[0, 1]))];
+        (1..=2).for_each(|context| drop(host.alone(context, 1, 0)));
+        // Two rows each: the sixth has more than fit, so that it gathers no others, and the eighth more than are left.
+        let mut hears = |context, blocks: &[usize]| host.hears(HostCommand::Encode(of(context, blocks)));
+        assert_eq!(hears(5, &[0]), []);
+        assert_eq!(hears(6, &[0, 1, 2, 3]), [work(2, 0.0, of(6, &[0, 1, 2, 3]))]);
+        assert_eq!((hears(7, &[0, 1]), hears(8, &[0])), (vec![], vec![]));
+        let together = vec![part(3, 0.0, of(5, &[0])), part(4, 0.0, of(7, &[0, 1]))];
         assert_eq!(host.encoded(0, 1, 0)[2..], [ContextHostCommand::Encode(together)]);
-        assert_eq!(host.encoded(1, 2, 0)[2..], [work(6, 0.0, of(6, &[0, 1, 2, 3]))]);
+        assert_eq!(host.encoded(1, 2, 0)[2..], [work(5, 0.0, of(8, &[0]))]);
         // One of them is wanted no more: the others go on.
         assert_eq!(
             host.hears(HostCommand::Release { context: 5, keep: true }),
-            [ContextHostCommand::Stop { work: 4 }, ContextHostCommand::Forget { context: 5 }]
+            [ContextHostCommand::Stop { work: 3 }, ContextHostCommand::Forget { context: 5 }]
         );
-        let (stopped, failed) = (host.stopped(4), host.failed(5));
+        let (stopped, failed) = (host.stopped(3), host.failed(4));
         assert_eq!(stopped, []);
-        assert_eq!(failed, [work(7, 0.5, of(7, &[0, 1]))], "alone, and nobody is told");
-        assert_eq!(not_encoded_of(&host.failed(7)), [(7, 1)]);
+        assert_eq!(failed, [work(6, 0.5, of(7, &[0, 1]))], "alone, and nobody is told");
+        assert_eq!(not_encoded_of(&host.failed(6)), [(7, 1)]);
     }
 
     #[test]

@@ -95,6 +95,9 @@ impl<B: Backend> Engine<B> {
     /// Generates until it is told to close.
     pub fn run(mut self) {
         loop {
+            if !self.generations.is_empty() {
+                self.model.decoder.backend().await_turn(self.scheduler.interval());
+            }
             while let Some(arrival) = self.contexts.arrived_by_now() {
                 if !self.on_arrival(arrival) {
                     return;
@@ -102,7 +105,9 @@ impl<B: Backend> Engine<B> {
             }
             let (chosen, size) = self.choose();
             if !chosen.is_empty() {
+                let (began, jobs) = (Instant::now(), chosen.len());
                 self.step(chosen, size);
+                tracing::trace!(jobs, rows = size.rows, took = ?began.elapsed(), "a step");
             } else if let Some(arrival) = self.contexts.wait()
                 && !self.on_arrival(arrival)
             {

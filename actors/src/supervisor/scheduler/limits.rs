@@ -10,7 +10,7 @@ pub const CONTEXTS_AT_ONCE: usize = 4;
 pub const SHORT_AT_ONCE: usize = 64;
 
 /// Beyond these, contexts begin as long as all that is encoded takes no longer than this, about: hosts encode short ones together.
-pub const ENCODED_AHEAD: Duration = Duration::from_millis(100);
+pub const ENCODED_AHEAD: Duration = Duration::from_millis(250);
 
 /// How long a context or a job waits for a host that can take it, before it fails.
 pub const PLACEMENT_PATIENCE: Duration = Duration::from_secs(60);
