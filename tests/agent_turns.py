@@ -81,7 +81,7 @@ def main():
     arguments.add_argument("--contexts", type=int, default=3)
     arguments.add_argument("--compare", type=int, default=1, help="every so many turns, and that of the kill, also with nothing held")
     arguments.add_argument("--model", help="lines of [model], `;` between them")
-    arguments.add_argument("--device", help="of all hosts, each a process")
+    arguments.add_argument("--device", help="of all hosts, each a process; several with commas are dealt out to them")
     arguments.add_argument("--process", action="store_true", help="all hosts in one process, which has the weights once; kills nobody")
     arguments.add_argument("--keep-hosts", action="store_true", help="kill nobody")
     given = arguments.parse_args()
@@ -96,8 +96,13 @@ def main():
         api = f'listen = "127.0.0.1:0"\napi_key_file = "{folder}/keys"\n'
         more = '[supervisor]\nrecovery = "redistribute"\nmax_restarts = 100\n'
         more += f"\n[model]\n{given.model.replace(';', chr(10))}\n" if given.model else ""
-        place = (f'device = "{given.device}"\n' if given.device else "") + ('process = "agent"\n' if given.process else "")
-        cluster = Cluster(given.binary, pathlib.Path(folder), "agent", given.contexts, api, lambda name: place, more)
+        devices, dealt = given.device.split(",") if given.device else [], {}
+
+        def place(name):
+            device = devices and dealt.setdefault(name, devices[len(dealt) % len(devices)])
+            return (f'device = "{device}"\n' if device else "") + ('process = "agent"\n' if given.process else "")
+
+        cluster = Cluster(given.binary, pathlib.Path(folder), "agent", given.contexts, api, place, more)
         cluster.secret("keys", "".join(f"{key} {hashlib.sha256(key.encode()).hexdigest()}\n" for key in keys))
         with cluster:
             sys.exit(turns(given, cluster.record()["api"], keys, lambda: kill(cluster)))

@@ -36,7 +36,7 @@ def document(tokens, seed):
 class Load:
     def __init__(self, api, until):
         self.api, self.until, self.lock = api, until, threading.Lock()
-        self.first, self.between, self.beside, self.whole = [], [], [], []
+        self.first, self.between, self.beside, self.whole, self.pieces = [], [], [], [], []
         self.answered, self.tokens, self.refused, self.failed = 0, 0, 0, []
         self.long_runs = threading.Event()
 
@@ -44,8 +44,8 @@ class Load:
         return time.monotonic() < self.until
 
     def ask(self, text, tokens):
-        """Streams one answer: seconds to its first token, between what came of it and for all of it, and its tokens. None where it was
-        refused as announced."""
+        """Streams one answer: seconds to its first token, between what came of it and for all of it, its tokens, and when each piece came.
+        None where it was refused as announced."""
         connection = http.client.HTTPConnection(*self.api, timeout=REQUEST_TIMEOUT)
         body = {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "What is the number?"}], "stream": True,
                 "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
@@ -58,7 +58,7 @@ class Load:
                 return None
             if answer.status != 200:
                 raise OSError(f"{answer.status} {answer.read()[:200]}")
-            first, between, usage, done = None, [], {}, False
+            first, between, pieces, usage, done = None, [], [], {}, False
             for line in answer:
                 if not line.startswith(b"data: "):
                     continue
@@ -70,11 +70,15 @@ class Load:
                     raise OSError(str(said))
                 usage = said.get("usage") or usage
                 if said["choices"] and said["choices"][0]["delta"].get("content"):
-                    first, between = (now - began, between) if first is None else (first, between + [now - last])
+                    if first is None:
+                        first = now - began
+                    else:
+                        between.append(now - last)
                     last = now
+                    pieces.append(now)
             if not done:
                 raise OSError("a stream ended early")
-            return first, between, time.monotonic() - began, usage["completion_tokens"]
+            return first, between, time.monotonic() - began, usage["completion_tokens"], pieces
         finally:
             connection.close()
 
@@ -98,6 +102,7 @@ def client(load, number, tokens, answer):
                 load.first.append(told[0])
                 load.between.extend(told[1])
                 load.whole.append(told[2])
+                load.pieces.append((told[3], told[4]))
                 if beside and told[0] is not None:
                     load.beside.append(told[0])
         if told is None:
@@ -120,6 +125,14 @@ def long(load, tokens, times):
         if told:
             times.append(told[2])
         time.sleep(1)
+
+
+def steady(load, began):
+    """Tokens a second between the first third of the run, when all clients begin at once, and its end, when none begins any more."""
+    start, end, tokens = began + (load.until - began) / 3, load.until, 0.0
+    for count, pieces in load.pieces:
+        tokens += count * sum(start <= piece < end for piece in pieces) / max(1, len(pieces))
+    return tokens / (end - start)
 
 
 def memory(record):
@@ -175,7 +188,7 @@ def measure(given, record):
     growth = max(rss[-third:]) - max(rss[:third])
     print(f"{given.clients} clients, {given.tokens} tokens each, beside {given.long}, {given.seconds:.0f} s")
     print(f"{load.answered} answered, {load.refused} told to come again (503), {len(load.failed)} failed, {len(times)} long ones")
-    print(f"{load.tokens / took:.1f} tokens/s of short answers")
+    print(f"{load.tokens / took:.1f} tokens/s of short answers, {steady(load, began):.1f} from the first third to the last that began")
     print(told("first token", [seconds for seconds in load.first if seconds is not None]))
     print(told("first token of those that came beside a long one", load.beside))
     print(told("from piece to piece of an answer", load.between))
