@@ -14,7 +14,7 @@ const KEPT_FROM: usize = 4 << 10;
 /// Bytes that all of them take, at most.
 const KEPT_BYTES: usize = 32 << 20;
 /// Bytes that one takes beside its ids, about.
-const BESIDE: usize = 128;
+const BESIDE_IDS: usize = 128;
 
 /// What the ids of a part follow from, by its hash.
 pub type PartHash = [u8; 32];
@@ -93,7 +93,7 @@ impl RecentParts {
 }
 
 fn bytes_of(ids: &[u32]) -> usize {
-    size_of_val(ids) + BESIDE
+    size_of_val(ids) + BESIDE_IDS
 }
 
 #[cfg(test)]
@@ -126,14 +126,14 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_for_the_longest_goes_first() {
-        let recent = RecentParts::of((1, 3 * (400 + BESIDE)));
+        let recent = RecentParts::of((1, 3 * (400 + BESIDE_IDS)));
         let [a, b, c, d] = [1, 2, 3, 4].map(|salt: u8| [salt; 32]);
         [a, b, c].into_iter().for_each(|hash| recent.keep(hash, [u32::from(hash[0]); 100].into()));
         assert_eq!(recent.find(&a).as_deref(), Some(&[1; 100][..]));
         recent.keep(d, [4; 100].into());
         assert_eq!([a, b, c, d].map(|hash| recent.find(&hash).is_some()), [true, false, true, true]);
         recent.keep(d, [5; 100].into());
-        assert_eq!(recent.lock().bytes, 3 * (400 + BESIDE), "one that is kept anew counts once");
+        assert_eq!(recent.lock().bytes, 3 * (400 + BESIDE_IDS), "one that is kept anew counts once");
         recent.keep(b, [0; 1000].into());
         assert!(recent.find(&b).is_none() && recent.lock().bytes == 0, "what is too large is not kept");
     }
