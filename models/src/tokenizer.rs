@@ -139,7 +139,7 @@ impl Tokenizer {
                     while from < end {
                         let to = if (from + 1..end).contains(&border) { border } else { end };
                         let to = self.part(text, from..to)?;
-                        ids.extend_from_slice(&*self.part_ids(
+                        ids.extend_from_slice(&self.part_ids(
                             written,
                             from..to,
                             self.place(text, place, (start, from)),

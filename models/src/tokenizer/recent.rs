@@ -111,13 +111,14 @@ mod tests {
         assert_eq!(hash(0..KEPT_FROM - 1, None, false, &[]), None, "it is short");
         assert_eq!(hash(first.clone(), None, false, &[]), hash(other.clone(), None, false, &[]));
         assert_eq!(hash(first.clone(), None, false, std::slice::from_ref(&all)), hash(other, None, false, &[all]));
+        let [one, two] = [0..1, 0..2];
         let hashes = [
             hash(first.clone(), None, false, &[]),
             hash(first.clone(), Some('\0'), false, &[]),
             hash(first.clone(), Some('a'), false, &[]),
             hash(first.clone(), Some('a'), true, &[]),
-            hash(first.clone(), None, false, &[0..1]),
-            hash(first.clone(), None, false, &[0..2]),
+            hash(first.clone(), None, false, std::slice::from_ref(&one)),
+            hash(first.clone(), None, false, std::slice::from_ref(&two)),
             hash(first.clone(), None, false, &[0..1, 2..3]),
             hash(0..KEPT_FROM + 1, None, false, &[]),
         ];
