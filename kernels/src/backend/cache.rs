@@ -54,7 +54,9 @@ pub trait KvOps: ElementwiseOps {
     fn kv_extend(&self, kv: &mut Self::Kv, more: &Self::Kv) -> Result<(), KernelError>;
     /// The rows of caches, one behind the other, in one of compute type that `more` rows can be appended to where they are.
     fn kv_joined(&self, first: &Self::Kv, others: &[&Self::Kv], more: usize) -> Result<Self::Kv, KernelError> {
-        let (mut joined, _) = (self.kv_widened(first)?, more);
+        // Where caches grow geometrically, room made now gains nothing.
+        let _ = more;
+        let mut joined = self.kv_widened(first)?;
         others.iter().try_for_each(|kv| self.kv_extend(&mut joined, kv))?;
         Ok(joined)
     }

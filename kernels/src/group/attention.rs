@@ -92,6 +92,18 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         Ok(())
     }
 
+    fn kv_joined(&self, first: &GroupKv<B>, others: &[&GroupKv<B>], more: usize) -> Result<GroupKv<B>, KernelError> {
+        if let Some(other) = others.iter().find(|other| (other.heads, &other.layout) != (first.heads, &first.layout)) {
+            let expected = format!("caches of {} KV heads, dealt alike", first.heads);
+            return Err(KernelError::shape("kv_joined", expected, &[&[other.heads]]));
+        }
+        let parts = self.each(|at, member| {
+            let others: Vec<&B::Kv> = others.iter().map(|other| &other.parts[at]).collect();
+            member.kv_joined(&first.parts[at], &others, more)
+        })?;
+        Ok(GroupKv { parts, ..first.clone() })
+    }
+
     fn kv_truncate(&self, kv: &mut GroupKv<B>, len: usize) -> Result<(), KernelError> {
         let mut parts = kv.parts.iter_mut().zip(&self.members);
         parts.try_for_each(|(part, member)| member.kv_truncate(part, len))

@@ -234,6 +234,37 @@ fn a_step_that_does_not_come_to_its_end_is_taken_again() {
     });
 }
 
+/// Caches that are joined are those that are appended one by one, and go on so.
+fn joined_caches_are_extended_ones<B: Backend>(backend: &B, heads: Heads) {
+    let kept = |count, seed| {
+        let [_, k, v] = projected(backend, heads, count, seed);
+        backend.kv_kept(&k, &v).unwrap()
+    };
+    let (first, others, last) = (kept(5, 1), [kept(70, 2), kept(0, 3), kept(33, 4)], kept(9, 5));
+    let mut joined = backend.kv_joined(&first, &others.each_ref(), 9).unwrap();
+    let mut extended = backend.kv_widened(&first).unwrap();
+    others.iter().for_each(|kv| backend.kv_extend(&mut extended, kv).unwrap());
+    let q = draw(backend, &[heads.query, 1, heads.dim], 6);
+    for more in [None, Some(&last)] {
+        for to in more.map(|kv| [(&mut joined, kv), (&mut extended, kv)]).into_iter().flatten() {
+            backend.kv_extend(to.0, to.1).unwrap();
+        }
+        let [one, other] = [&joined, &extended]
+            .map(|kv| backend.download(&backend.attention(&q, kv, Mask::None).unwrap().output).unwrap());
+        assert_eq!(backend.kv_len(&joined), backend.kv_len(&extended));
+        assert_eq!(one, other);
+    }
+}
+
+#[test]
+fn caches_join() {
+    on_every_cache!(backend => {
+        joined_caches_are_extended_ones(backend, Heads { query: 4, kv: 2, dim: 32 });
+    });
+    let (heads, cpu) = (Heads { query: 4, kv: 2, dim: 32 }, || Arc::new(Cpu::new(CpuOptions::default()).unwrap()));
+    joined_caches_are_extended_ones(&DeviceGroup::new(vec![cpu(), cpu()], heads).unwrap(), heads);
+}
+
 /// Rows appended to many caches at once are those appended one by one.
 #[test]
 fn rows_go_to_each_cache() {
