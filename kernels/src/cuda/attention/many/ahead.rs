@@ -2,7 +2,7 @@
 //! step that is another is laid out when it comes. Lays none out.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::super::kv::tails::OwnRun;
 use super::layout::{KeptPlace, Laid, LaidAsk};
@@ -14,7 +14,7 @@ pub struct StepKey {
     heads: Heads,
     asks: Vec<AskKey>,
     owns: Vec<OwnRun>,
-    merging: Merging,
+    merging: Arc<Merging>,
 }
 
 #[derive(PartialEq)]
@@ -28,13 +28,17 @@ struct AskKey {
 
 impl StepKey {
     /// Of a step that asks so, whose sequences' own keys lie there.
-    pub fn of(heads: Heads, (asks, kept, owns): (&[LaidAsk<'_>], &[KeptPlace], &[OwnRun]), merging: &Merging) -> Self {
+    pub fn of(
+        heads: Heads,
+        (asks, kept, owns): (&[LaidAsk<'_>], &[KeptPlace], &[OwnRun]),
+        merging: &Arc<Merging>,
+    ) -> Self {
         let key = |(ask, (maps, _)): (&LaidAsk<'_>, &KeptPlace)| {
             let [k, v] = ask.layers[0].view(0, 0).map(|view| view.pointer);
             AskKey { rows: ask.rows.clone(), mask: ask.mask, keys: ask.keys, places: [k, v, *maps] }
         };
         let asks = asks.iter().zip(kept).map(key).collect();
-        Self { heads, asks, owns: owns.to_vec(), merging: merging.clone() }
+        Self { heads, asks, owns: owns.to_vec(), merging: Arc::clone(merging) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A step of sequences whose keys are all on this device, laid out once for all its layers, and the next one with it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::super::super::device::{Device, SPLIT_KEY_ROWS};
 use super::super::super::kv::CudaKv;
@@ -15,7 +16,7 @@ pub struct LaidStep<'a> {
     device: &'a Device,
     ahead: &'a StepAhead,
     keys: StepKeys<'a>,
-    merging: Merging,
+    merging: Arc<Merging>,
     layers: usize,
     /// Layers that were attended to.
     done: usize,
@@ -147,16 +148,16 @@ impl Device {
             owns.push((own, run));
             others.push(OtherKeys { rows, shards, own_mask });
         }
-        let keys = StepKeys { owns, others };
+        let (keys, merging) = (StepKeys { owns, others }, Arc::new(merging.clone()));
         let laid = keys.with_asks(|asks| {
             let Some(kept) = self.kept_places(asks.0)? else { return Ok(None) };
-            match ahead.take(&StepKey::of(heads, (asks.0, &kept, asks.1), merging)) {
+            match ahead.take(&StepKey::of(heads, (asks.0, &kept, asks.1), &merging)) {
                 Some(laid) => Ok(Some(laid)),
-                None => self.lay(heads, (asks.0, &kept, asks.1), merging),
+                None => self.lay(heads, (asks.0, &kept, asks.1), &merging),
             }
         });
         let laid: Option<Laid> = laid?;
-        Ok(laid.map(|laid| LaidStep { device: self, ahead, keys, merging: merging.clone(), layers, done: 0, laid }))
+        Ok(laid.map(|laid| LaidStep { device: self, ahead, keys, merging, layers, done: 0, laid }))
     }
 
     /// Keeps the maps of all that is asked; where they are, unless they are not kept for this device.
