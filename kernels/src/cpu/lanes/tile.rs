@@ -114,12 +114,19 @@ unsafe fn tile<L: Lanes, E: Loaded, S: Sums, const R: usize, const V: usize>(
     unsafe {
         let mut acc: [[L; V]; R] = sums.start(row, column);
         let mut b = right.data;
-        for p in (0..k).step_by(E::BESIDE) {
-            let left = LeftOperand { data: left.data.add(p), ..left };
-            let right = RightOperand { data: b, ..right };
-            step::<L, E, R, V>(0, left, right, &mut acc);
-            // Written out, so that each part is a constant.
-            if E::BESIDE == 4 {
+        // A loop for each: in one for both, the compiler moves the sums from register to register.
+        if E::BESIDE == 1 {
+            for p in 0..k {
+                let left = LeftOperand { data: left.data.add(p), ..left };
+                step::<L, E, R, V>(0, left, RightOperand { data: b, ..right }, &mut acc);
+                b = b.wrapping_add(right.row);
+            }
+        } else {
+            for p in (0..k).step_by(4) {
+                let left = LeftOperand { data: left.data.add(p), ..left };
+                let right = RightOperand { data: b, ..right };
+                // Written out, so that each part is a constant.
+                step::<L, E, R, V>(0, left, right, &mut acc);
                 if p + 1 < k {
                     step::<L, E, R, V>(1, left, right, &mut acc);
                 }
@@ -129,8 +136,8 @@ unsafe fn tile<L: Lanes, E: Loaded, S: Sums, const R: usize, const V: usize>(
                 if p + 3 < k {
                     step::<L, E, R, V>(3, left, right, &mut acc);
                 }
+                b = b.wrapping_add(right.row * 4);
             }
-            b = b.wrapping_add(right.row * E::BESIDE);
         }
         sums.finish(row, column, acc);
     }
