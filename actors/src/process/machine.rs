@@ -7,6 +7,7 @@
 use std::{
     any::Any,
     cell::{Cell, RefCell},
+    io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::{Pin, pin},
     sync::mpsc::{Receiver, Sender, channel},
@@ -15,11 +16,15 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use rustix::process::setpriority_process;
+use rustix::process::{getpriority_process, setpriority_process};
 use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
 
 /// How far threads stand back that work for clients, as `nice` counts.
 const NICE: i32 = 10;
+/// How long a thread keeps a core at a time where others want it, which Linux 6.12 gives it the sooner for that. The least there is.
+const PROMPT_SLICE: Duration = Duration::from_micros(100);
+/// As long as the system thinks right.
+const USUAL_SLICE: Duration = Duration::ZERO;
 /// The time of day at which every simulation begins, in seconds.
 const SIMULATED_START: Duration = Duration::from_secs(1_800_000_000);
 
@@ -93,9 +98,49 @@ pub fn spawn_behind<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 /// Has other threads go before this one where a core is wanted.
 pub fn stand_back() {
     // On Linux a thread has its own niceness; where it may not be set, all are alike.
-    if let Err(error) = setpriority_process(None, NICE) {
+    let done = setpriority_process(None, NICE).map_err(io::Error::from).and_then(|()| keep_cores_for(USUAL_SLICE));
+    if let Err(error) = done {
         tracing::debug!(%error, "threads for clients are as urgent as others");
     }
+}
+
+/// Has this thread, and those that it starts from now on, go on at once when they are woken, also where others are using all cores:
+/// a token passes through a dozen threads that wait for one another.
+pub fn answer_promptly() {
+    if let Err(error) = keep_cores_for(PROMPT_SLICE) {
+        tracing::debug!(%error, "threads wait for a core as long as others");
+    }
+}
+
+/// Sets how long this thread keeps a core at a time, unless it is one that runs when others do not.
+#[cfg(target_os = "linux")]
+fn keep_cores_for(slice: Duration) -> io::Result<()> {
+    let attributes = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: libc::SCHED_OTHER as u32,
+        sched_flags: 0,
+        sched_nice: getpriority_process(None)?,
+        sched_priority: 0,
+        sched_runtime: slice.as_nanos() as u64,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: reads the attributes of this thread's policy and changes nothing else.
+    let done = unsafe {
+        match libc::sched_getscheduler(0) {
+            libc::SCHED_OTHER => libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0),
+            _ => 0,
+        }
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_cores_for(_: Duration) -> io::Result<()> {
+    Ok(())
 }
 
 /// A thread that goes on for as long as it has something to do.
@@ -242,6 +287,17 @@ mod tests {
             let _simulation = Simulation::begin();
             run.await
         })
+    }
+
+    #[test]
+    fn a_thread_answers_promptly_or_stands_back() {
+        let on_a_thread = || {
+            keep_cores_for(PROMPT_SLICE).expect("a slice is set");
+            stand_back();
+            keep_cores_for(USUAL_SLICE).map(|()| getpriority_process(None))
+        };
+        let niceness = thread::spawn(on_a_thread).join().expect("no panic").expect("a slice is set");
+        assert_eq!(niceness, Ok(NICE), "it stands back still");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! Each key that has something waiting earns an equal part of a step's time, and what a key does not need goes to the others. The
 //! key that has saved the most comes next, each with the job that has waited longest; what it takes is taken off. So a key with one
 //! row has it in every step, whatever others ask for, and a step takes as many times as long as that row alone as there are keys.
-//! What nobody waits for makes a step no more than a quarter longer, on average, where there is something else.
+//! What nobody waits for makes a step no more than a quarter longer, on average, where there is something else; steps that it had for
+//! itself a moment before count.
 //! A row's bits do not depend on its company, so that any choice gives the same tokens.
 
 mod step_cost;
@@ -22,6 +23,8 @@ const FULL: f64 = 4.0;
 const QUESTION_SHARE: usize = 4;
 /// What jobs that nobody waits for may take of a step beside others, in parts of what those take.
 const BACKGROUND_SHARE: f64 = 0.25;
+/// Seconds of steps for themselves that are held against jobs that nobody waits for, at most.
+const MOST_AHEAD: f64 = 0.5;
 /// Steps after one that somebody waited for in which others take no more of a step's time than that part of it: whoever comes
 /// next waits for no more.
 const SOMEBODY_LATELY: u64 = 256;
@@ -86,6 +89,8 @@ pub struct StepScheduler {
     turn: u64,
     /// The last one that somebody waited for.
     awaited: Option<u64>,
+    /// Seconds that jobs nobody waits for have had for themselves, beyond their part of others' steps since.
+    ahead: f64,
     /// Seconds that each key with something waiting has saved, or owes.
     saved: BTreeMap<u64, f64>,
     /// When each job was in a step last, or came.
@@ -112,8 +117,8 @@ struct Filling {
 impl StepScheduler {
     /// No step before; one takes no longer than `interval` where that can be helped.
     pub fn new(interval: Duration) -> Self {
-        let (cost, awaited, saved, served) = Default::default();
-        Self { interval: interval.as_secs_f64(), cost, turn: 0, awaited, saved, served }
+        let (cost, awaited, ahead, saved, served) = Default::default();
+        Self { interval: interval.as_secs_f64(), cost, turn: 0, awaited, ahead, saved, served }
     }
 
     /// How long a step may take.
@@ -130,6 +135,10 @@ impl StepScheduler {
     pub fn choose(&mut self, waiting: &[WaitingJob], room: StepBudget) -> Vec<(u64, usize)> {
         self.turn += 1;
         self.note(waiting);
+        let (awaited, background): (Vec<WaitingJob>, Vec<WaitingJob>) =
+            waiting.iter().filter(|one| one.rows > 0).copied().partition(|one| one.tenant & BACKGROUND_TENANT == 0);
+        let stands_back = !awaited.is_empty() && !background.is_empty() && self.ahead > 0.0;
+        let waiting = if stands_back { &awaited } else { waiting };
         let budget = self.budget(waiting);
         let left = self.deal(self.demands(waiting), budget);
         let mut lines = self.lines(waiting, left, room);
@@ -144,6 +153,12 @@ impl StepScheduler {
         }
         self.served.extend(filling.chosen.keys().map(|job| (*job, self.turn)));
         self.settle(&lines, &filling.chosen);
+        let seconds = self.cost.base() + left - filling.left;
+        if stands_back {
+            self.ahead -= BACKGROUND_SHARE * seconds;
+        } else if awaited.is_empty() {
+            self.ahead = MOST_AHEAD.min(self.ahead + seconds);
+        }
         filling.chosen.into_iter().collect()
     }
 
@@ -484,6 +499,16 @@ mod tests {
         assert!(takes < 1.1 * BACKGROUND_SHARE * INTERVAL.as_secs_f64(), "{takes}");
         (0..SOMEBODY_LATELY).for_each(|_| _ = alone());
         assert!(alone().0 > 25);
+    }
+
+    #[test]
+    fn what_had_steps_for_itself_is_not_in_those_of_who_comes() {
+        let (jobs, mut scheduler) = (decoding(&[(1, 300), (2 | BACKGROUND_TENANT, 1000)]), taught());
+        (0..10).for_each(|_| drop(scheduler.choose(&jobs[1..], WIDE)));
+        let ahead = 10.0 * took(jobs[1].size(1));
+        let apart = (0..100).take_while(|_| scheduler.choose(&jobs, WIDE) == [(0, 1)]).count() as f64;
+        let expected = ahead / (BACKGROUND_SHARE * took(jobs[0].size(1)));
+        assert!((0.8 * expected..1.2 * expected).contains(&apart), "{apart} steps, {expected} expected");
     }
 
     #[test]

@@ -243,8 +243,9 @@ pub fn supervisor_config(cluster: &Cluster, models: &[Arc<ModelFront>]) -> Super
     }
 }
 
-/// The runtime of a process that serves, of which tensors have no need.
+/// The runtime of a process that serves, of which tensors have no need. This thread and its threads answer promptly from now on.
 pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    asterism_actors::machine::answer_promptly();
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(2)
