@@ -94,12 +94,16 @@ fn stops(pid: u64) {
     });
 }
 
+/// Between two looks at what is waited for.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
 /// Waits for `what` to come true.
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < tests::DEADLINE, "waited {:?} for {what}", tests::DEADLINE);
-        thread::yield_now();
+        // Those who are waited for have the cores meanwhile.
+        thread::park_timeout(BETWEEN_LOOKS);
     }
 }
 
