@@ -17,6 +17,6 @@ mod tensor;
 pub use choice::KernelChoice;
 pub use kv::CpuKv;
 pub use linear::CpuLinear;
-pub use pool::ThreadLimit;
+pub use pool::{ThreadLimit, keep_cores_for};
 pub use processor::{Cpu, CpuOptions};
 pub use tensor::CpuTensor;

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use asterism_kernels::cpu::keep_cores_for;
 use rustix::process::{getpriority_process, setpriority_process};
 use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
 
@@ -23,8 +24,6 @@ use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
 const NICE: i32 = 10;
 /// How long a thread keeps a core at a time where others want it, which Linux 6.12 gives it the sooner for that. The least there is.
 const PROMPT_SLICE: Duration = Duration::from_micros(100);
-/// As long as the system thinks right.
-const USUAL_SLICE: Duration = Duration::ZERO;
 /// The time of day at which every simulation begins, in seconds.
 const SIMULATED_START: Duration = Duration::from_secs(1_800_000_000);
 
@@ -98,8 +97,8 @@ pub fn spawn_behind<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 /// Has other threads go before this one where a core is wanted.
 pub fn stand_back() {
     // On Linux a thread has its own niceness; where it may not be set, all are alike.
-    let done = setpriority_process(None, NICE).map_err(io::Error::from).and_then(|()| keep_cores_for(USUAL_SLICE));
-    if let Err(error) = done {
+    let done = setpriority_process(None, NICE).map_err(io::Error::from);
+    if let Err(error) = done.and_then(|()| keep_cores_for(None, NICE)) {
         tracing::debug!(%error, "threads for clients are as urgent as others");
     }
 }
@@ -107,40 +106,10 @@ pub fn stand_back() {
 /// Has this thread, and those that it starts from now on, go on at once when they are woken, also where others are using all cores:
 /// a token passes through a dozen threads that wait for one another.
 pub fn answer_promptly() {
-    if let Err(error) = keep_cores_for(PROMPT_SLICE) {
+    let niceness = getpriority_process(None).map_err(io::Error::from);
+    if let Err(error) = niceness.and_then(|niceness| keep_cores_for(Some(PROMPT_SLICE), niceness)) {
         tracing::debug!(%error, "threads wait for a core as long as others");
     }
-}
-
-/// Sets how long this thread keeps a core at a time, unless it is one that runs when others do not.
-#[cfg(target_os = "linux")]
-fn keep_cores_for(slice: Duration) -> io::Result<()> {
-    let attributes = libc::sched_attr {
-        size: size_of::<libc::sched_attr>() as u32,
-        sched_policy: libc::SCHED_OTHER as u32,
-        sched_flags: 0,
-        sched_nice: getpriority_process(None)?,
-        sched_priority: 0,
-        sched_runtime: slice.as_nanos() as u64,
-        sched_deadline: 0,
-        sched_period: 0,
-    };
-    // SAFETY: reads the attributes of this thread's policy and changes nothing else.
-    let done = unsafe {
-        match libc::sched_getscheduler(0) {
-            libc::SCHED_OTHER => libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0),
-            _ => 0,
-        }
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn keep_cores_for(_: Duration) -> io::Result<()> {
-    Ok(())
 }
 
 /// A thread that goes on for as long as it has something to do.
@@ -292,9 +261,10 @@ mod tests {
     #[test]
     fn a_thread_answers_promptly_or_stands_back() {
         let on_a_thread = || {
-            keep_cores_for(PROMPT_SLICE).expect("a slice is set");
+            answer_promptly();
             stand_back();
-            keep_cores_for(USUAL_SLICE).map(|()| getpriority_process(None))
+            answer_promptly();
+            keep_cores_for(None, NICE).map(|()| getpriority_process(None))
         };
         let niceness = thread::spawn(on_a_thread).join().expect("no panic").expect("a slice is set");
         assert_eq!(niceness, Ok(NICE), "it stands back still");

@@ -2,10 +2,14 @@
 //!
 //! The caller never waits for a thread that has not begun: on a busy machine it does all the work itself instead.
 
+mod slice;
+
 use std::mem::transmute;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Thread;
+
+pub use slice::keep_cores_for;
 
 use crate::KernelError;
 
