@@ -156,7 +156,7 @@ impl StepScheduler {
         let seconds = self.cost.base() + left - filling.left;
         if stands_back {
             self.ahead -= BACKGROUND_SHARE * seconds;
-        } else if awaited.is_empty() {
+        } else if awaited.is_empty() && !background.is_empty() {
             self.ahead = MOST_AHEAD.min(self.ahead + seconds);
         }
         filling.chosen.into_iter().collect()
@@ -506,6 +506,7 @@ mod tests {
         let (jobs, mut scheduler) = (decoding(&[(1, 300), (2 | BACKGROUND_TENANT, 1000)]), taught());
         (0..10).for_each(|_| drop(scheduler.choose(&jobs[1..], WIDE)));
         let ahead = 10.0 * took(jobs[1].size(1));
+        (0..1000).for_each(|_| drop(scheduler.choose(&[], WIDE)));
         let apart = (0..100).take_while(|_| scheduler.choose(&jobs, WIDE) == [(0, 1)]).count() as f64;
         let expected = ahead / (BACKGROUND_SHARE * took(jobs[0].size(1)));
         assert!((0.8 * expected..1.2 * expected).contains(&apart), "{apart} steps, {expected} expected");
