@@ -16,6 +16,7 @@ const KERNELS: &[&str] = &[
     "tensors/exchange",
     "linear/products",
     "linear/few",
+    "linear/block_weights",
     "linear/eight",
     "attention/attention",
     "attention/hopper",

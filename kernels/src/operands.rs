@@ -18,4 +18,4 @@ pub use merging::Merging;
 pub use packed::Ask;
 pub use step::{Likeliest, StepSequence};
 pub use stored::{BlockFormat, Stored};
-pub(crate) use stored::{SUB, sub_block};
+pub(crate) use stored::{Packing, SUB, sub_block};

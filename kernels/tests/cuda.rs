@@ -4,6 +4,8 @@
 
 #[path = "cuda/attends.rs"]
 mod attends;
+#[path = "common/blocks.rs"]
+mod blocks;
 #[path = "cuda/chosen.rs"]
 mod chosen;
 #[allow(dead_code, reason = "the processor's backends are tested elsewhere")]
@@ -14,6 +16,8 @@ mod lent;
 mod likeliest;
 #[path = "cuda/shared.rs"]
 mod shared;
+#[path = "cuda/stored.rs"]
+mod stored;
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,11 @@
 //! Blocks against what the published `gguf` package makes of them (`kernels/tests/quantised.py`).
 
+#[path = "common/blocks.rs"]
+mod blocks;
+
 use asterism_kernels::prelude::*;
 use asterism_kernels::{BlockFormat, Cpu, CpuOptions, DType, HostTensor, KernelChoice, Stored};
+use blocks::{drawn, widened};
 use proptest::prelude::*;
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -15,7 +19,7 @@ fn every_format_has_the_values_that_are_published() {
     for line in published.lines() {
         let mut words = line.split(' ');
         let (name, bytes, values) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
-        let format = BlockFormat::ALL.into_iter().find(|format| format.name() == name).unwrap();
+        let format = BlockFormat::GGML.into_iter().find(|format| format.name() == name).unwrap();
         let expected: Vec<f32> =
             unhex(values).chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
         let mut got = vec![0.0; expected.len()];
@@ -23,7 +27,7 @@ fn every_format_has_the_values_that_are_published() {
         assert!(expected.iter().any(|value| *value != 0.0) && got == expected, "{name}: {got:?}, not {expected:?}");
         seen += 1;
     }
-    assert_eq!(seen, BlockFormat::ALL.len());
+    assert_eq!(seen, BlockFormat::GGML.len());
 }
 
 #[test]
@@ -32,23 +36,6 @@ fn rows_that_are_no_whole_blocks_have_no_bytes() {
     assert_eq!((q4.bytes_of(512), q4.bytes_of(100), q4.bytes_of(0)), (Some(288), None, Some(0)));
     assert_eq!((Stored::from(DType::Bf16).bytes_of(3), Stored::from(DType::F32).bytes_of(usize::MAX)), (Some(6), None));
     assert_eq!(q4.byte_range(256..768), 144..432);
-}
-
-/// Blocks at random, with factors that weights have.
-fn drawn(format: BlockFormat, elements: usize, mut state: u64) -> Vec<u8> {
-    let mut draw = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    let mut bytes: Vec<u8> = (0..elements / format.elements() * format.bytes()).map(|_| draw()).collect();
-    format.set_factors(&mut bytes, 0.004);
-    bytes
-}
-
-fn widened(format: BlockFormat, bytes: &[u8]) -> Vec<u8> {
-    let mut values = vec![0.0; bytes.len() / format.bytes() * format.elements()];
-    format.dequantize(bytes, &mut values);
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn every_cpu() -> Vec<Cpu> {

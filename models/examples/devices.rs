@@ -3,6 +3,8 @@
 //!
 //!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
 //!
+//! `+fp8` computes linear layers in 8 bits; `+q4_k`, `+int4` or another format has the weights stored in it.
+//!
 //! `0,1` are GPUs that each hold the model; `0+1` are GPUs that share it, as those of one host.
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType, DeviceGroup, Likeliest};
+use asterism_kernels::{Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, Likeliest};
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
@@ -110,12 +112,16 @@ fn spread(mut seconds: Vec<f64>) -> Value {
 
 /// The checkpoint that is called so, and whether its linear layers are computed in 8 bits.
 fn checkpoint(model: &str) -> Result<(Checkpoint, bool)> {
-    let (name, eight_bits) = model.strip_suffix("+fp8").map_or((model, false), |name| (name, true));
+    let (name, stored) = model.split_once('+').unwrap_or((model, ""));
+    let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(stored));
+    if !["", "fp8"].contains(&stored) && format.is_none() {
+        bail!("+{stored}: fp8 or a format of blocks");
+    }
     let checkpoint = match name {
         "embedded" => Checkpoint::embedded()?,
-        name => Checkpoint::random(name.parse::<KnownShape>().ok().context("no such model")?)?,
+        name => Checkpoint::random_in(name.parse::<KnownShape>().ok().context("no such model")?, format)?,
     };
-    Ok((checkpoint, eight_bits))
+    Ok((checkpoint, stored == "fp8"))
 }
 
 impl Devices<Cuda> {

@@ -17,6 +17,7 @@ mod weights;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use asterism_kernels::BlockFormat;
 use serde::Deserialize;
 
 use crate::config::parse;
@@ -126,8 +127,13 @@ impl Checkpoint {
 
     /// A shape with random weights and the embedded model's tokenizer: it says nothing, at the speed of a model of that shape.
     pub fn random(shape: KnownShape) -> Result<Self, ModelError> {
+        Self::random_in(shape, None)
+    }
+
+    /// The same; with a format, its matrices are stored in blocks of it.
+    pub fn random_in(shape: KnownShape, format: Option<BlockFormat>) -> Result<Self, ModelError> {
         let config = shape.config()?;
-        let (file, tensors) = random::weights(&config);
+        let (file, tensors) = random::weights(&config, format);
         let name = format!("{} with random weights", shape.name());
         Ok(Self { name: name.clone(), config, files: vec![(name, file)], tensors, ..Self::embedded()? })
     }

@@ -160,12 +160,14 @@ impl LinearOps for Cuda {
     }
 
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<CudaLinear, KernelError> {
-        let linear = CudaLinear::pack(&self.device, parts, biases, self.dtype)?;
-        if self.eight_bits { linear.in_eight_bits(&self.device) } else { Ok(linear) }
+        match self.eight_bits {
+            true => CudaLinear::pack(&self.device, parts, biases, self.dtype)?.in_eight_bits(&self.device),
+            false => CudaLinear::as_stored(&self.device, parts, biases, self.dtype),
+        }
     }
 
     fn head_weight(&self, weight: HostTensor<'_>) -> Result<CudaLinear, KernelError> {
-        CudaLinear::pack(&self.device, &[weight], &[], self.dtype)
+        CudaLinear::as_stored(&self.device, &[weight], &[], self.dtype)
     }
 
     fn linear(&self, x: &Tensor, weight: &CudaLinear) -> Result<Tensor, KernelError> {

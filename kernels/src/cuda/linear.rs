@@ -1,6 +1,7 @@
 //! Linear layers: cublasLt for bf16 with algorithms that are chosen once, an own kernel for f32 and for shapes that are not
 //! aligned. A row's bits do not depend on how many rows there are.
 
+mod block_weights;
 mod eight;
 mod few;
 mod plans;
@@ -9,6 +10,7 @@ mod product;
 use std::ops::Range;
 use std::sync::Mutex;
 
+use block_weights::{BlockRows, FEW_BLOCK_ROWS};
 use eight::Fp8Rows;
 pub(super) use few::FEW_PRODUCT_ROWS;
 use plans::Plans;
@@ -30,6 +32,7 @@ pub struct CudaLinear {
 enum Weight {
     Plain(Tensor),
     Eight(Fp8Rows),
+    Blocks(BlockRows),
 }
 
 /// What multiplies: the library's plans where the library is there.
@@ -66,6 +69,11 @@ impl CudaLinear {
         }
     }
 
+    /// Whether the weights take as many bits as their checkpoint has.
+    pub fn is_in_blocks(&self) -> bool {
+        matches!(self.weight, Weight::Blocks(_))
+    }
+
     /// Whether the weights are 8-bit floats.
     pub fn is_in_eight_bits(&self) -> bool {
         matches!(self.weight, Weight::Eight(_))
@@ -74,8 +82,27 @@ impl CudaLinear {
     fn dtype(&self) -> DType {
         match &self.weight {
             Weight::Plain(weight) => weight.dtype,
-            Weight::Eight(_) => DType::Bf16,
+            Weight::Eight(_) | Weight::Blocks(_) => DType::Bf16,
         }
+    }
+
+    /// A checkpoint's parts side by side, in as many bits as they have there where these can be multiplied.
+    pub(super) fn as_stored(
+        device: &Device,
+        parts: &[HostTensor<'_>],
+        biases: &[HostTensor<'_>],
+        dtype: DType,
+    ) -> Result<Self, KernelError> {
+        let alike = biases.is_empty() || biases.len() == parts.len();
+        let blocks = if dtype == DType::Bf16 && alike { BlockRows::pack(device, parts)? } else { None };
+        let Some(blocks) = blocks else { return Self::pack(device, parts, biases, dtype) };
+        let bias = Self::bias(device, biases, blocks.shape.0, dtype)?;
+        Ok(Self { weight: Weight::Blocks(blocks), bias })
+    }
+
+    fn bias(device: &Device, biases: &[HostTensor<'_>], n: usize, dtype: DType) -> Result<Option<Tensor>, KernelError> {
+        let bias = || device.weights("linear_weight", biases, &[n], dtype);
+        if biases.is_empty() { Ok(None) } else { bias().map(Some) }
     }
 
     /// A checkpoint's parts side by side.
@@ -94,12 +121,7 @@ impl CudaLinear {
             return Err(KernelError::shape("linear_weight", "parts (n_i, k) and no biases or one (n_i) each", &shapes));
         }
         let n = parts.iter().map(|part| part.shape[0]).sum();
-        let weight = device.weights("linear_weight", parts, &[n, k], dtype)?;
-        let bias = match biases {
-            [] => None,
-            biases => Some(device.weights("linear_weight", biases, &[n], dtype)?),
-        };
-        Self::of(weight, bias)
+        Self::of(device.weights("linear_weight", parts, &[n, k], dtype)?, Self::bias(device, biases, n, dtype)?)
     }
 
     /// Outputs and inputs: `(n, k)`.
@@ -107,6 +129,7 @@ impl CudaLinear {
         match &self.weight {
             Weight::Plain(weight) => (weight.shape[0], weight.shape[1]),
             Weight::Eight(weight) => weight.shape,
+            Weight::Blocks(weight) => weight.shape,
         }
     }
 }
@@ -148,11 +171,20 @@ impl Products {
         if rows == 0 {
             return device.empty(&[0, n], x.dtype);
         }
+        let widened;
         let weight = match &linear.weight {
             Weight::Plain(weight) => weight,
             Weight::Eight(weight) => {
                 let x = device.quantize(x)?;
                 return self.in_eight_bits(device, (&x, weight), linear.bias.as_ref(), residual);
+            }
+            Weight::Blocks(blocks) => {
+                let whole = (blocks, 0..n);
+                if let Some(out) = self.by_blocks(device, x, whole, (linear.bias.as_ref(), residual.as_ref()))? {
+                    return Ok(out);
+                }
+                widened = blocks.widened(device)?;
+                &widened
             }
         };
         // Never in the residual's place: there the library gives other bits.
@@ -261,13 +293,20 @@ impl Products {
         outputs: Range<usize>,
     ) -> Result<Option<Tensor>, KernelError> {
         let ((rows, columns), (n, k)) = (x.matrix("linear_part")?, linear.shape());
-        let (Weight::Plain(weight), Some(plans)) = (&linear.weight, &self.plans) else { return Ok(None) };
-        let typed = [x.dtype, weight.dtype, residual.dtype] == [DType::Bf16; 3];
+        let typed = [x.dtype, linear.dtype(), residual.dtype] == [DType::Bf16; 3];
         let fits = columns == k && residual.shape == [rows, n] && outputs.start <= outputs.end && outputs.end <= n;
-        let aligned = n.is_multiple_of(8) && k.is_multiple_of(8) && x.pointer().is_multiple_of(16);
+        let aligned = [n, k, outputs.start, outputs.end].iter().all(|count| count.is_multiple_of(8));
         if !typed || !fits || !aligned || !(1..=few::FEW_PRODUCT_ROWS).contains(&rows) {
             return Ok(None);
         }
+        let weight = match &linear.weight {
+            Weight::Plain(weight) => weight,
+            Weight::Blocks(blocks) => {
+                return self.by_blocks(device, x, (blocks, outputs), (linear.bias.as_ref(), Some(residual)));
+            }
+            Weight::Eight(_) => return Ok(None),
+        };
+        let Some(plans) = self.plans.as_ref().filter(|_| x.pointer().is_multiple_of(16)) else { return Ok(None) };
         let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;
         let key = Key { n, k, bias: linear.bias.is_some(), residual: true, eight: false };
         let operands = Operands {
@@ -280,6 +319,38 @@ impl Products {
         };
         let taken = plans.lock().expect("no panic holds it").run_few(device, key, (rows, false), operands, outputs)?;
         Ok(taken.then_some(out))
+    }
+
+    /// Columns of `x (t, k) W^T + b`, plus `residual (t, n)`, by weights as they lie, where there are few rows and the own kernel was
+    /// chosen for as many products of bf16.
+    fn by_blocks(
+        &self,
+        device: &Device,
+        x: &Tensor,
+        (blocks, outputs): (&BlockRows, Range<usize>),
+        (bias, residual): (Option<&Tensor>, Option<&Tensor>),
+    ) -> Result<Option<Tensor>, KernelError> {
+        let (rows, (n, k)) = (x.shape[0], blocks.shape);
+        let key = Key { n, k, bias: bias.is_some(), residual: residual.is_some(), eight: false };
+        let Some(plans) = self.plans.as_ref().filter(|_| rows <= FEW_BLOCK_ROWS && x.pointer().is_multiple_of(16))
+        else {
+            return Ok(None);
+        };
+        if !plans.lock().expect("no panic holds it").takes_few(device, key)? {
+            return Ok(None);
+        }
+        let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;
+        let operands = Operands {
+            x: x.pointer(),
+            weight: 0,
+            scales: [0; 2],
+            bias: bias.map_or(0, Tensor::pointer),
+            residual: residual.map_or(0, Tensor::pointer),
+            out: out.pointer(),
+        };
+        blocks.multiply(device, key, rows, operands, outputs.clone())?;
+        device.queued(rows, operations(rows, (outputs.len(), k)))?;
+        Ok(Some(out))
     }
 
     /// The same with weights of 8 bits, and rows of them. What the library does not add is added behind it.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 pub use blocks::BlockFormat;
-pub(crate) use blocks::SUB;
+pub(crate) use blocks::{Packing, SUB};
 pub(crate) use codes::sub_block;
 
 use crate::DType;

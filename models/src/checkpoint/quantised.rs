@@ -1,5 +1,6 @@
 //! Hugging Face folders whose weights are quantised: what `quantization_config` says, and the numbers that its tensors stand for. They
-//! are made when they are loaded, in f32, and rounded once to the type that is computed in.
+//! are made when they are loaded, in f32, and rounded once to the type that is computed in; integers of 4 bits stay what they are, where
+//! a block of inputs shares its scale.
 
 mod four_bits;
 mod fp8;
@@ -37,18 +38,17 @@ impl Checkpoint {
     pub(super) fn quantised(&self, name: &str, expected: &[usize]) -> Result<Option<Weight<'_>>, ModelError> {
         let (Some(scheme), Some(layer)) = (&self.scheme, name.strip_suffix(".weight")) else { return Ok(None) };
         let (layer, &[n, k]) = (Layer { checkpoint: self, name: layer }, expected) else { return Ok(None) };
-        let values = match scheme {
+        Ok(match scheme {
             Scheme::Fp8(scales) => match layer.part("weight") {
                 Some(weight) if weight.entry.stored == EntryType::Safetensors(Dtype::F8_E4M3) => {
-                    Some(fp8::values(&layer, &weight, *scales, [n, k])?)
+                    Some(Weight::of_f32(expected, &fp8::values(&layer, &weight, *scales, [n, k])?))
                 }
                 _ => None,
             },
             Scheme::FourBits(kind) => {
-                layer.part(kind.codes()).map(|codes| kind.values(&layer, &codes, [n, k])).transpose()?
+                layer.part(kind.codes()).map(|codes| kind.weight(&layer, &codes, [n, k])).transpose()?
             }
-        };
-        Ok(values.map(|values| Weight::of_f32(expected, &values)))
+        })
     }
 
     /// Whether a tensor is there, in whichever parts.

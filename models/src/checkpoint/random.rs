@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+use asterism_kernels::{BlockFormat, Stored};
 use serde_json::json;
 
-use super::weights::{TensorEntry, WeightFile};
+use super::weights::{Arrangement, EntryType, TensorEntry, WeightFile};
 use crate::{ModelConfig, ModelError};
 
 /// The shape of a model that many have.
@@ -89,23 +90,60 @@ impl FromStr for KnownShape {
     }
 }
 
-/// Every tensor of a decoder of this shape.
-pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, TensorEntry)>) {
+/// Every tensor of a decoder of this shape; with `format`, matrices in blocks of it.
+pub(super) fn weights(
+    config: &ModelConfig,
+    format: Option<BlockFormat>,
+) -> (WeightFile, BTreeMap<String, (usize, TensorEntry)>) {
     let shapes = tensors(config);
     let longest = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or_default();
-    let (ones, elements) = (config.hidden, longest + PLACES * STEP);
+    let (ones, elements) = (config.hidden, longest + PLACES * STEP * format.map_or(1, BlockFormat::elements));
     let mut tensors = BTreeMap::new();
     for (place, (name, shape)) in shapes.into_iter().enumerate() {
-        let start = if name.ends_with("norm.weight") { 0 } else { ones + place * 193 % PLACES * STEP };
-        tensors.insert(name, (0, TensorEntry::bf16(&shape, 2 * start)));
+        let (norm, place) = (name.ends_with("norm.weight"), place * 193 % PLACES * STEP);
+        let entry = match format.filter(|_| !norm) {
+            Some(format) => in_blocks(&shape, format, 2 * ones + place * format.bytes()),
+            None => TensorEntry::bf16(&shape, if norm { 0 } else { 2 * (ones + place) }),
+        };
+        tensors.insert(name, (0, entry));
     }
-    let file = WeightFile::Drawn(Box::new(LazyLock::new(Box::new(move || draw(ones, elements)))));
-    (file, tensors)
+    let drawn = move || match format {
+        Some(format) => draw_blocks(ones, elements, format),
+        None => draw(ones, elements),
+    };
+    (WeightFile::Drawn(Box::new(LazyLock::new(Box::new(drawn)))), tensors)
+}
+
+/// A tensor of blocks from byte `start` on.
+fn in_blocks(shape: &[usize], format: BlockFormat, start: usize) -> TensorEntry {
+    let bytes = shape.iter().product::<usize>() / format.elements() * format.bytes();
+    let stored = EntryType::Of(Stored::Blocks(format));
+    TensorEntry { stored, shape: shape.to_vec(), bytes: start..start + bytes, arrangement: Arrangement::AsStored }
+}
+
+/// As many ones, bf16, then blocks of as many random numbers.
+fn draw_blocks(ones: usize, elements: usize, format: BlockFormat) -> Vec<u8> {
+    // Scales of blocks have factors of their own up to some 60, and codes reach some tens.
+    const FACTOR: f32 = SPREAD / 1000.0;
+    let mut blocks = vec![0; elements.div_ceil(format.elements()) * format.bytes()];
+    let mut state = 0u64;
+    for byte in &mut blocks {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *byte = (state >> 56) as u8;
+    }
+    format.set_factors(&mut blocks, FACTOR);
+    let mut bytes = bf16(1.0).to_le_bytes().repeat(ones);
+    bytes.append(&mut blocks);
+    bytes
+}
+
+/// The upper half of an f32.
+fn bf16(x: f32) -> u16 {
+    (x.to_bits() >> 16) as u16
 }
 
 /// As many ones, then as many random numbers, bf16.
 fn draw(ones: usize, elements: usize) -> Vec<u8> {
-    let bf16 = |x: f32| (x.to_bits() >> 16) as u16;
     let mut state = 0u64;
     let drawn: Vec<u8> = (0..DRAWN)
         .flat_map(|_| {

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use asterism_kernels::{DType, HostTensor, Stored};
+use asterism_kernels::{BlockFormat, DType, HostTensor, Stored};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, SafeTensorError};
@@ -88,6 +88,11 @@ impl<'a> Weight<'a> {
     pub(super) fn of_f32(shape: &[usize], values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self { stored: DType::F32.into(), shape: shape.to_vec().into(), bytes: Cow::Owned(bytes) }
+    }
+
+    /// Blocks that were made.
+    pub(super) fn of_blocks(shape: &[usize], format: BlockFormat, bytes: Vec<u8>) -> Self {
+        Self { stored: Stored::Blocks(format), shape: shape.to_vec().into(), bytes: Cow::Owned(bytes) }
     }
 
     /// As a device takes it.

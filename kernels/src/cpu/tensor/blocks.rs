@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::super::lanes::{CodeLanes, PANEL};
 use super::super::pool::{DisjointBuffer, Tasks, ThreadPool};
-use crate::operands::{SUB, sub_block};
+use crate::operands::{Packing, SUB, sub_block};
 use crate::{BlockFormat, HostTensor, Stored};
 
 /// Weights `(n, k)`, rows of `k` whole blocks.
@@ -30,36 +30,12 @@ struct PanelPart {
 #[derive(Clone, Copy)]
 struct Layout {
     format: BlockFormat,
-    /// Of a code: 4, 5, 6 or 8.
-    bits: usize,
-    /// Scales that 32 inputs have of their own: none, one, or one for each 16.
-    scales: usize,
-    /// Whether something is added to what is scaled.
-    lows: bool,
+    packing: Packing,
 }
 
 impl Layout {
     fn of(format: BlockFormat) -> Self {
-        use BlockFormat as B;
-        let (bits, scales, lows) = match format {
-            B::Q4_0 | B::Iq4Nl | B::Mxfp4 => (4, 0, false),
-            B::Q4_1 => (4, 0, true),
-            B::Q5_0 => (5, 0, false),
-            B::Q5_1 => (5, 0, true),
-            B::Q8_0 => (8, 0, false),
-            B::Q2K => (4, 2, true),
-            B::Q3K => (4, 2, false),
-            B::Q4K => (4, 1, true),
-            B::Q5K => (5, 1, true),
-            B::Q6K => (6, 2, false),
-            B::Iq4Xs => (4, 1, false),
-        };
-        Self { format, bits, scales, lows }
-    }
-
-    /// Factors, and what is added, each.
-    fn kinds(self) -> usize {
-        1 + usize::from(self.lows)
+        Self { format, packing: format.packing() }
     }
 
     fn subs_of_block(self) -> usize {
@@ -67,11 +43,11 @@ impl Layout {
     }
 
     fn factor_bytes(self) -> usize {
-        self.kinds() * 2 * PANEL
+        self.packing.kinds() * 2 * PANEL
     }
 
     fn sub_bytes(self) -> usize {
-        self.scales * self.kinds() * PANEL + self.bits * SUB * PANEL / 8
+        self.packing.scales * self.packing.kinds() * PANEL + self.packing.bits * SUB * PANEL / 8
     }
 
     fn panel_bytes(self, k: usize) -> usize {
@@ -115,7 +91,7 @@ impl BlockPanels {
         let bytes = part.bytes[(panel - part.first) * size..].as_ptr();
         // SAFETY: the panel has these inputs.
         unsafe {
-            match part.layout.bits {
+            match part.layout.packing.bits {
                 4 => widen::<C, 4>(part.layout, bytes, subs, sink),
                 5 => widen::<C, 5>(part.layout, bytes, subs, sink),
                 6 => widen::<C, 6>(part.layout, bytes, subs, sink),
@@ -151,19 +127,19 @@ impl PanelPart {
 impl Layout {
     /// Puts one output's row into its lane of a panel.
     fn pack(self, row: &[u8], lane: usize, panel: &mut [u8]) {
-        let (kinds, factors) = (self.kinds(), self.factor_bytes());
+        let (kinds, factors) = (self.packing.kinds(), self.factor_bytes());
         let block_bytes = factors + self.subs_of_block() * self.sub_bytes();
         for (block, to) in row.chunks_exact(self.format.bytes()).zip(panel.chunks_exact_mut(block_bytes)) {
             for kind in 0..kinds {
-                to[2 * (kind * PANEL + lane)..][..2].copy_from_slice(&self.factor(block, kind).to_le_bytes());
+                to[2 * (kind * PANEL + lane)..][..2].copy_from_slice(&self.format.factor(block, kind).to_le_bytes());
             }
             for (sub, to) in to[factors..].chunks_exact_mut(self.sub_bytes()).enumerate() {
                 let decoded = sub_block(self.format, block, sub);
-                let (scales, codes) = to.split_at_mut(self.scales * kinds * PANEL);
-                for half in 0..self.scales {
+                let (scales, codes) = to.split_at_mut(self.packing.scales * kinds * PANEL);
+                for half in 0..self.packing.scales {
                     for (kind, scale) in [decoded.scales[half], decoded.lows[half]].into_iter().take(kinds).enumerate()
                     {
-                        scales[(kind * self.scales + half) * PANEL + lane] = scale as u8;
+                        scales[(kind * self.packing.scales + half) * PANEL + lane] = scale as u8;
                     }
                 }
                 self.pack_codes(&decoded.codes, lane, codes);
@@ -171,25 +147,14 @@ impl Layout {
         }
     }
 
-    /// Sixteen bits of a factor: as they are stored, or the upper half of an f32.
-    fn factor(self, block: &[u8], kind: usize) -> u16 {
-        match self.format {
-            BlockFormat::Mxfp4 => (sub_block(self.format, block, 0).factor.to_bits() >> 16) as u16,
-            format => {
-                let at = format.factors()[kind];
-                u16::from_le_bytes([block[at], block[at + 1]])
-            }
-        }
-    }
-
     fn pack_codes(self, codes: &[u8; SUB], lane: usize, to: &mut [u8]) {
         for (at, code) in codes.iter().enumerate() {
-            if self.bits == 8 {
+            if self.packing.bits == 8 {
                 to[at * PANEL + lane] = *code;
                 continue;
             }
             to[at / 2 * PANEL + lane] |= (code & 15) << (4 * (at % 2));
-            let above = self.bits - 4;
+            let above = self.packing.bits - 4;
             if let Some(of_byte) = usize::checked_div(8, above) {
                 to[LOW_BYTES + at / of_byte * PANEL + lane] |= code >> 4 << (above * (at % of_byte));
             }
@@ -219,7 +184,7 @@ unsafe fn widen<C: CodeLanes, const BITS: usize>(
     let (of_block, sub_bytes, values) = (layout.subs_of_block(), layout.sub_bytes(), layout.format.values());
     let (factor_bytes, shift) = (layout.factor_bytes(), of_block.trailing_zeros());
     let block_bytes = factor_bytes + of_block * sub_bytes;
-    let scale_bytes = layout.scales * layout.kinds() * PANEL;
+    let scale_bytes = layout.packing.scales * layout.packing.kinds() * PANEL;
     let (chosen, less) = ([C::floats(&list(values, 0)), C::floats(&list(values, PANEL))], -i32::from(values[0]));
     let mut to = 0;
     for sub in subs {
@@ -258,8 +223,8 @@ impl Layout {
         // SAFETY: the caller's promise.
         unsafe {
             let scales = self.scales_of::<C>(block, rest);
-            let lows = match self.lows {
-                true => self.scales_of::<C>(block.add(2 * PANEL), rest.add(self.scales * PANEL)),
+            let lows = match self.packing.lows {
+                true => self.scales_of::<C>(block.add(2 * PANEL), rest.add(self.packing.scales * PANEL)),
                 false => [C::floats(&[0.0; PANEL]); 2],
             };
             Scaling { scales, lows }
@@ -274,15 +239,15 @@ impl Layout {
     unsafe fn scales_of<C: CodeLanes>(self, factors: *const u8, own: *const u8) -> [C::Floats; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let factor = match self.format {
-                BlockFormat::Mxfp4 => C::load_upper(factors),
-                _ => C::load_halves(factors),
+            let factor = match self.format.has_upper_factors() {
+                true => C::load_upper(factors),
+                false => C::load_halves(factors),
             };
-            if self.scales == 0 {
+            if self.packing.scales == 0 {
                 return [factor; 2];
             }
             let first = C::mul(factor, C::load_signed(own).widen_less(0));
-            if self.scales == 1 {
+            if self.packing.scales == 1 {
                 return [first; 2];
             }
             [first, C::mul(factor, C::load_signed(own.add(PANEL)).widen_less(0))]

@@ -6,6 +6,7 @@ const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
+pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_64"];
 
 /// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);
@@ -25,6 +26,10 @@ pub const MODULES: &[Module] = &[
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few", "gated_few"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/block_weights.fatbin")),
+        &[(BLOCK_ROW_COUNTS, &["linear_blocks"]), (SINGLE, &["widen_blocks"])],
+    ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
         &[(SINGLE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
@@ -120,6 +125,8 @@ pub const FOLLOWERS: &[&str] = &[
     "all_gather",
     "linear_few",
     "gated_few",
+    "linear_blocks",
+    "widen_blocks",
 ];
 /// Beginnings of the names of those that let the next one start before they have waited.
 pub const EARLY: &[&str] =

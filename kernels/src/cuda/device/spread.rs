@@ -43,6 +43,11 @@ impl Occupancy {
         })
     }
 
+    /// Processors of the GPU.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
     /// Blocks of a processor, where they are spread evenly; a tenth of the processors may have one more: small blocks among large.
     pub fn each(&self, (x, y): (usize, usize)) -> usize {
         (10 * x * y).saturating_sub(self.processors).div_ceil(10 * self.processors).max(1)

@@ -173,6 +173,13 @@ impl Plans {
         self.go(device, way, (key, rows), operands)
     }
 
+    /// Whether the own kernel gives a row the bits that the library does, in this product.
+    pub fn takes_few(&mut self, device: &Device, key: Key) -> Result<bool, KernelError> {
+        let takes = self.takes(device, key, few::FEW_PRODUCT_ROWS)?;
+        let few = class_of(few::FEW_PRODUCT_ROWS);
+        Ok(takes && matches!(self.ways[&(key, few)], Some((ProductPath::Few, _))))
+    }
+
     /// Queues some outputs of a product of few rows, with gates or without, where the own kernel was chosen for it; says whether
     /// it was.
     pub fn run_few(
@@ -183,8 +190,7 @@ impl Plans {
         operands: Operands,
         outputs: Range<usize>,
     ) -> Result<bool, KernelError> {
-        let own = rows <= few::FEW_PRODUCT_ROWS && few::divides(&outputs, gated) && self.takes(device, key, rows)?;
-        let own = own && matches!(self.ways[&(key, class_of(rows))], Some((ProductPath::Few, _)));
+        let own = rows <= few::FEW_PRODUCT_ROWS && few::divides(&outputs, gated) && self.takes_few(device, key)?;
         if own {
             few::multiply(device, key, (rows, gated), operands, outputs)?;
         }

@@ -7,7 +7,7 @@ use half::f16;
 /// Elements of a sub-block: what is decoded at a time.
 pub(crate) const SUB: usize = 32;
 
-/// Weights that share scales, as ggml lays them out.
+/// Weights that share scales: as ggml lays them out, but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFormat {
     /// 4 bits, a scale for 32.
@@ -36,13 +36,43 @@ pub enum BlockFormat {
     Iq4Xs,
     /// 4-bit floats, a power of two for 32.
     Mxfp4,
+    /// 4 bits, a scale (f16) and the code of zero (a byte) for 32: what AWQ, GPTQ and compressed-tensors store otherwise.
+    Int4,
 }
 
 use BlockFormat as B;
 
+/// How codes and scales of a format are kept where they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    /// Of a code: 4, 5, 6 or 8.
+    pub bits: usize,
+    /// Scales that 32 inputs have of their own: none, one, or one for each 16.
+    pub scales: usize,
+    /// Whether something is added to what is scaled.
+    pub lows: bool,
+}
+
+impl Packing {
+    /// Factors, and what is added, each.
+    pub fn kinds(self) -> usize {
+        1 + usize::from(self.lows)
+    }
+}
+
 impl BlockFormat {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = {
+        let (mut all, mut at) = ([B::Int4; 14], 0);
+        while at < B::GGML.len() {
+            all[at] = B::GGML[at];
+            at += 1;
+        }
+        all
+    };
+
+    /// Those of ggml.
+    pub const GGML: [Self; 13] = [
         B::Q4_0,
         B::Q4_1,
         B::Q5_0,
@@ -58,7 +88,7 @@ impl BlockFormat {
         B::Mxfp4,
     ];
 
-    /// As ggml calls it.
+    /// As ggml calls it, if it has it.
     pub fn name(self) -> &'static str {
         match self {
             B::Q4_0 => "Q4_0",
@@ -74,6 +104,7 @@ impl BlockFormat {
             B::Iq4Nl => "IQ4_NL",
             B::Iq4Xs => "IQ4_XS",
             B::Mxfp4 => "MXFP4",
+            B::Int4 => "INT4",
         }
     }
 
@@ -100,6 +131,7 @@ impl BlockFormat {
             B::Q6K => 210,
             B::Iq4Xs => 136,
             B::Mxfp4 => 17,
+            B::Int4 => 19,
         }
     }
 
@@ -108,11 +140,35 @@ impl BlockFormat {
         match self {
             B::Q4_0 | B::Q5_0 | B::Q8_0 | B::Iq4Nl | B::Iq4Xs => &[0],
             B::Q4_1 | B::Q5_1 | B::Q4K | B::Q5K => &[0, 2],
+            B::Int4 => &[0, 0],
             B::Q2K => &[80, 82],
             B::Q3K => &[108],
             B::Q6K => &[208],
             B::Mxfp4 => &[],
         }
+    }
+
+    /// How its codes and scales are kept where they are multiplied.
+    pub(crate) fn packing(self) -> Packing {
+        let (bits, scales, lows) = match self {
+            B::Q4_0 | B::Iq4Nl | B::Mxfp4 => (4, 0, false),
+            B::Q4_1 => (4, 0, true),
+            B::Q5_0 => (5, 0, false),
+            B::Q5_1 => (5, 0, true),
+            B::Q8_0 => (8, 0, false),
+            B::Q2K => (4, 2, true),
+            B::Q3K => (4, 2, false),
+            B::Q4K | B::Int4 => (4, 1, true),
+            B::Q5K => (5, 1, true),
+            B::Q6K => (6, 2, false),
+            B::Iq4Xs => (4, 1, false),
+        };
+        Packing { bits, scales, lows }
+    }
+
+    /// Whether factors are upper halves of f32 instead of halves.
+    pub(crate) fn has_upper_factors(self) -> bool {
+        self == B::Mxfp4
     }
 
     /// The first element of the first block with an element that is not finite, and what makes it so.

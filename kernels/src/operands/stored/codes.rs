@@ -44,6 +44,18 @@ impl B {
             }
         }
     }
+
+    /// Sixteen bits of a block's factor of scales (0) or of minima (1): as they are stored, or the upper half of an f32
+    /// ([`BlockFormat::has_upper_factors`]).
+    pub(crate) fn factor(self, block: &[u8], kind: usize) -> u16 {
+        match self {
+            B::Mxfp4 => (sub_block(self, block, 0).factor.to_bits() >> 16) as u16,
+            _ => {
+                let at = self.factors()[kind];
+                u16::from_le_bytes([block[at], block[at + 1]])
+            }
+        }
+    }
 }
 
 /// Elements `32 sub` to `32 sub + 32` of a block.
@@ -60,6 +72,7 @@ pub(crate) fn sub_block(format: B, block: &[u8], sub: usize) -> SubBlock {
         B::Q5_1 => plain(with_fifth(halves(&block[8..]), &block[4..])),
         B::Q8_0 => plain(std::array::from_fn(|at| block[2 + at])),
         B::Mxfp4 => SubBlock { factor: power(block[0]), ..plain(halves(&block[1..])) },
+        B::Int4 => SubBlock { lows: [-(block[2] as i8); 2], ..plain(halves(&block[3..])) },
         B::Q2K => q2(block, sub, plain([0; SUB])),
         B::Q3K => q3(block, sub, plain([0; SUB])),
         B::Q4K | B::Q5K => q4_or_q5(format, block, sub, plain([0; SUB])),

@@ -283,7 +283,7 @@ impl<'a> Cursor<'_, 'a> {
         }
         let kind = self.u32(field)?;
         let stored = stored(kind).map_err(|name| {
-            let formats = BlockFormat::ALL.map(BlockFormat::name).join(", ");
+            let formats = BlockFormat::GGML.map(BlockFormat::name).join(", ");
             let got = format!("of type {}", name.map_or_else(|| kind.to_string(), str::to_owned));
             refused(self.path, field.to_string(), got, format!("F32, F16, BF16, {formats}"))
         })?;

@@ -1,6 +1,10 @@
 //! Weights of 4-bit integers in the layouts of AutoAWQ (`gemm`), GPTQ and compressed-tensors (`pack-quantized`): a number is
 //! `scale (code - zero)`, its scale and zero shared by a group of inputs of one output.
 
+use asterism_kernels::BlockFormat;
+use half::f16;
+
+use super::super::weights::Weight;
 use super::{
     layer::{Layer, Part},
     scheme::{ALL_INPUTS, FourBits},
@@ -9,6 +13,8 @@ use crate::ModelError;
 
 /// Codes of a word.
 const CODES: usize = 8;
+/// Inputs of a block.
+const BLOCK: usize = 32;
 /// Which of eight neighbours AutoAWQ puts where in a word.
 const AWQ_ORDER: [usize; CODES] = [0, 2, 4, 6, 1, 3, 5, 7];
 
@@ -34,13 +40,13 @@ impl FourBits {
         }
     }
 
-    /// What a layer's weight `(n, k)` stands for.
-    pub(super) fn values(
+    /// A layer's weight `(n, k)`: in blocks, or in numbers where a block's inputs have several scales, or scales that f16 does not hold.
+    pub(super) fn weight<'a>(
         self,
         layer: &Layer<'_>,
         codes: &Part<'_>,
         [n, k]: [usize; 2],
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Weight<'a>, ModelError> {
         if !n.is_multiple_of(CODES) && !matches!(self, Self::Packed { .. }) {
             return Err(codes.refuses(format!("of a layer with {n} outputs"), "a multiple of 8"));
         }
@@ -58,20 +64,36 @@ impl FourBits {
         let scales = layer.needed(if by_output { "weight_scale" } else { "scales" }, codes)?;
         scales.of_shape(&if by_output { [n, groups] } else { [groups, n] }, "group_size")?;
         let (scales, group_of) = (scales.floats()?, groups_of(layer, by_output, [k, group, groups])?);
+        let code = |output: usize, input: usize| match self {
+            Self::Awq { .. } => words.at(input, output / CODES, place_in_awq(output)),
+            Self::Gptq { .. } => words.at(input / CODES, output, input % CODES),
+            Self::Packed { .. } => words.at(output, input / CODES, input % CODES),
+        };
+        let scale =
+            |output: usize, group: usize| scales[if by_output { output * groups + group } else { group * n + output }];
+        let zero = |output: usize, group: usize| zeros.as_ref().map_or(8, |zeros| self.zero(zeros, output, group));
+        let shares = |inputs: &[usize]| inputs.iter().all(|group| *group == inputs[0]);
+        let in_blocks = k.is_multiple_of(BLOCK) && group_of.chunks_exact(BLOCK).all(shares);
+        if in_blocks && scales.iter().all(|scale| f16::from_f32(*scale).to_f32() == *scale) {
+            let mut bytes = Vec::with_capacity(n * k / BLOCK * BlockFormat::Int4.bytes());
+            for output in 0..n {
+                for (block, inputs) in group_of.chunks_exact(BLOCK).enumerate() {
+                    bytes.extend(f16::from_f32(scale(output, inputs[0])).to_le_bytes());
+                    bytes.push(zero(output, inputs[0]) as u8);
+                    let code = |at: usize| code(output, block * BLOCK + at) as u8;
+                    bytes.extend((0..BLOCK / 2).map(|at| code(at) | code(at + BLOCK / 2) << 4));
+                }
+            }
+            return Ok(Weight::of_blocks(&[n, k], BlockFormat::Int4, bytes));
+        }
         let mut values = Vec::with_capacity(n * k);
         for output in 0..n {
-            for (input, &group) in group_of.iter().enumerate() {
-                let code = match self {
-                    Self::Awq { .. } => words.at(input, output / CODES, place_in_awq(output)),
-                    Self::Gptq { .. } => words.at(input / CODES, output, input % CODES),
-                    Self::Packed { .. } => words.at(output, input / CODES, input % CODES),
-                };
-                let at = if by_output { output * groups + group } else { group * n + output };
-                let zero = zeros.as_ref().map_or(8, |zeros| self.zero(zeros, output, group));
-                values.push(scales[at] * (code - zero) as f32);
-            }
+            let value = |(input, group): (usize, &usize)| {
+                scale(output, *group) * (code(output, input) - zero(output, *group)) as f32
+            };
+            values.extend(group_of.iter().enumerate().map(value));
         }
-        Ok(values)
+        Ok(Weight::of_f32(&[n, k], &values))
     }
 
     fn group(self, k: usize) -> usize {
