@@ -94,7 +94,13 @@ impl Checkpoint {
             scheme,
         };
         checkpoint.check_quantised()?;
-        checkpoint.check_head().map(|()| checkpoint)
+        checkpoint.check_head().map(|()| checkpoint.counted())
+    }
+
+    /// With what its weights take.
+    fn counted(mut self) -> Self {
+        self.config.in_blocks = self.in_blocks();
+        self
     }
 
     /// What config.json calls the family of models that it is of.
@@ -135,7 +141,8 @@ impl Checkpoint {
         let config = shape.config()?;
         let (file, tensors) = random::weights(&config, format);
         let name = format!("{} with random weights", shape.name());
-        Ok(Self { name: name.clone(), config, files: vec![(name, file)], tensors, ..Self::embedded()? })
+        let checkpoint = Self { name: name.clone(), config, files: vec![(name, file)], tensors, ..Self::embedded()? };
+        Ok(checkpoint.counted())
     }
 
     /// Name of the folder, or of the embedded model.

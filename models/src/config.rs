@@ -69,6 +69,33 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
     /// What whoever wrote the file may not have meant, in words.
     pub notes: Vec<String>,
+    /// What lies in blocks of the weights beside it.
+    pub in_blocks: InBlocks,
+}
+
+/// Matrices that are stored in blocks, which devices keep in about as many bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InBlocks {
+    /// Of all layers.
+    pub layers: BlockWeights,
+    /// The output head.
+    pub head: BlockWeights,
+}
+
+/// How many weights, and the bytes that they are kept in at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockWeights {
+    /// Weights.
+    pub elements: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl BlockWeights {
+    /// Bytes of weights that were counted as `bytes`, with those in blocks of `dtype`.
+    fn of(self, bytes: u64, dtype: DType) -> u64 {
+        bytes - self.elements * dtype.size() as u64 + self.bytes
+    }
 }
 
 /// What a host needs of a checkpoint.
@@ -137,7 +164,8 @@ impl ModelConfig {
     }
 
     /// Bytes of the weights that `parts` of the model take, computed in `dtype`, with linear layers of 8 bits and a scale for each
-    /// output where that is said. A head that is the embedding table is laid out once more.
+    /// output where that is said. A head that is the embedding table is laid out once more. What is stored in blocks stays so where it is
+    /// computed in bf16; on processors in f32, too, where this counts more.
     pub fn weight_bytes(&self, parts: DecoderParts, (dtype, eight_bits): (DType, bool)) -> u64 {
         let &Self { hidden, vocab, heads, .. } = self;
         let element = dtype.size();
@@ -154,7 +182,14 @@ impl ModelConfig {
             DecoderParts::Context => 0,
             DecoderParts::Query | DecoderParts::All => element * (hidden + vocab * hidden),
         };
-        (element * vocab * hidden + self.layers * layer + head) as u64
+        let (mut layers, mut head) = ((self.layers * layer) as u64, head as u64);
+        if dtype == DType::Bf16 && !eight_bits {
+            layers = self.in_blocks.layers.of(layers, dtype);
+        }
+        if dtype == DType::Bf16 && head > 0 {
+            head = self.in_blocks.head.of(head, dtype);
+        }
+        (element * vocab * hidden) as u64 + layers + head
     }
 
     /// The sizes that a plan's cost depends on, with keys and values of type `kv`.
@@ -215,6 +250,7 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos: eos.map_or_else(|| fields.ids("eos_token_id"), |eos| ids("eos_token_id", eos))?,
         notes: rope_keys::note(fields).into_iter().chain(bounded).collect(),
+        in_blocks: InBlocks::default(),
     })
 }
 

@@ -39,7 +39,7 @@ impl Checkpoint {
         let read = read(&files, &headers)?;
         let name = split::stem(named);
         let Read { config, family, tensors, tokenizer, tokenizer_config } = read;
-        Ok(Self {
+        let checkpoint = Self {
             name,
             config,
             family,
@@ -50,7 +50,8 @@ impl Checkpoint {
             chat: ChatFiles::default(),
             gguf: true,
             scheme: None,
-        })
+        };
+        Ok(checkpoint.counted())
     }
 
     /// What the weights call a tensor.

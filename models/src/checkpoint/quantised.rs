@@ -8,13 +8,17 @@ mod layer;
 mod refusal;
 pub(super) mod scheme;
 
+use asterism_kernels::{BlockFormat, Stored};
 use safetensors::Dtype;
 
 use super::{
-    Checkpoint,
+    Checkpoint, HEAD, TABLE, random,
     weights::{EntryType, Weight},
 };
-use crate::ModelError;
+use crate::{
+    ModelError,
+    config::{BlockWeights, InBlocks},
+};
 use layer::Layer;
 use refusal::{CONFIG, refused};
 use scheme::Scheme;
@@ -57,6 +61,37 @@ impl Checkpoint {
             return false;
         };
         self.find(&format!("{layer}.{}", kind.codes())).is_some()
+    }
+
+    /// Which of its matrices lie in blocks, and what devices keep them in.
+    pub(super) fn in_blocks(&self) -> InBlocks {
+        let config = &self.config;
+        let weights = |name: &str, shape: &[usize]| match (self.format_of(name), shape) {
+            (Some(format), &[n, k]) => {
+                BlockWeights { elements: (n * k) as u64, bytes: format.kept_bytes(n * k) as u64 }
+            }
+            _ => BlockWeights::default(),
+        };
+        let mut layers = BlockWeights::default();
+        for (name, shape) in random::tensors(config).iter().filter(|(name, _)| ![TABLE, HEAD].contains(&name.as_str()))
+        {
+            let BlockWeights { elements, bytes } = weights(name, shape);
+            layers.elements += elements;
+            layers.bytes += bytes;
+        }
+        InBlocks { layers, head: weights(self.head(), &[config.vocab, config.hidden]) }
+    }
+
+    /// The blocks that a matrix is loaded as, if it is.
+    fn format_of(&self, name: &str) -> Option<BlockFormat> {
+        match self.find(name).map(|(_, entry)| entry.stored) {
+            Some(EntryType::Of(Stored::Blocks(format))) => return Some(format),
+            Some(_) => return None,
+            None => {}
+        }
+        // In an order of their own, a block's inputs have several scales.
+        let ordered = |part| self.find(&format!("{}{part}", name.trim_end_matches("weight"))).is_some();
+        (self.has_quantised(name) && !ordered("g_idx") && !ordered("weight_g_idx")).then_some(BlockFormat::Int4)
     }
 
     /// Names of what stands for a weight.

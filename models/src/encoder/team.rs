@@ -43,15 +43,16 @@ pub fn encode_together<B: Backend>(
         }
         Ok(encoded.iter().map(|shard| EncodedShard::clone(shard)).collect())
     };
-    let ends: Vec<Result<Vec<EncodedShard<B>>, ModelError>> = std::thread::scope(|scope| {
-        let run = |member| scope.spawn(move || encode(member).inspect_err(|_| board.lose()));
+    let mut ends: Vec<Result<Vec<EncodedShard<B>>, ModelError>> = std::thread::scope(|scope| {
+        let run = |(at, decoder)| scope.spawn(move || encode((at, decoder)).inspect_err(|_| board.lose(at)));
         let members: Vec<_> = decoders.iter().copied().enumerate().map(run).collect();
         members.into_iter().map(|member| member.join().expect("a device's thread does not panic")).collect()
     });
-    // Whoever was told to stop is not the cause.
-    let stopped = |end: &Result<Vec<EncodedShard<B>>, ModelError>| matches!(end, Err(ModelError::Cancelled));
-    let (others, reported): (Vec<_>, Vec<_>) = ends.into_iter().partition(|end| !stopped(end));
-    others.into_iter().chain(reported).collect()
+    // What failed first made the others fail: they were told to stop, or waited for it.
+    match board.posted().lost {
+        Some(first) => ends.swap_remove(first).map(|encoded| vec![encoded]),
+        None => ends.into_iter().collect(),
+    }
 }
 
 /// What devices pass each other.
@@ -65,13 +66,13 @@ struct Posted<B: Backend> {
     parcels: HashMap<Parcel, Arc<Exported<B>>>,
     /// How many have a layer behind them.
     done: HashMap<usize, usize>,
-    /// Somebody failed: nobody waits for it.
-    lost: bool,
+    /// Who failed first: nobody waits for it.
+    lost: Option<usize>,
 }
 
 impl<B: Backend> Board<B> {
     fn new(members: usize) -> Self {
-        let posted = Posted { parcels: HashMap::new(), done: HashMap::new(), lost: false };
+        let posted = Posted { parcels: HashMap::new(), done: HashMap::new(), lost: None };
         Self { posted: Mutex::new(posted), changed: Condvar::new(), members }
     }
 
@@ -80,11 +81,11 @@ impl<B: Backend> Board<B> {
     }
 
     fn is_lost(&self) -> bool {
-        self.posted().lost
+        self.posted().lost.is_some()
     }
 
-    fn lose(&self) {
-        self.posted().lost = true;
+    fn lose(&self, member: usize) {
+        self.posted().lost.get_or_insert(member);
         self.changed.notify_all();
     }
 }
@@ -109,7 +110,7 @@ impl<B: Backend> Peers<B> for TeamPeers<'_, B> {
         if let Some(tensors) = self.local.find(parcel) {
             return Ok(tensors);
         }
-        let waits = |posted: &mut Posted<B>| !posted.lost && !posted.parcels.contains_key(&parcel);
+        let waits = |posted: &mut Posted<B>| posted.lost.is_none() && !posted.parcels.contains_key(&parcel);
         let posted = self.board.changed.wait_while(self.board.posted(), waits).expect("no panic holds it");
         let exported = posted.parcels.get(&parcel).cloned().ok_or(ModelError::Cancelled)?;
         drop(posted);

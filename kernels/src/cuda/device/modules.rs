@@ -6,7 +6,7 @@ const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
-pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_64"];
+pub const BLOCK_ROW_COUNTS: Versions = &["_16_narrow", "_16_wide", "_64"];
 
 /// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::thread;
 
-use super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
+use super::super::device::{Device, DeviceBuffer, LaunchShape, Occupancy, launch};
 use super::super::tensor::Tensor;
 use super::product::{Key, Operands};
 use crate::operands::{Packing, SUB, sub_block};
@@ -20,8 +20,6 @@ const LOW_HALVES: usize = TILE_OUTPUTS * TILE_INPUTS / 2;
 const TILE_SUBS: usize = TILE_INPUTS / SUB;
 /// Formats that lie side by side at most.
 const MOST_SECTIONS: usize = 4;
-/// Most warps of a block of threads.
-const MOST_WARPS: usize = 8;
 /// What makes a signed byte one that is 128 more.
 const BIAS: u8 = 0x80;
 
@@ -57,15 +55,12 @@ struct SectionArgument {
     tiles: u64,
     end: i32,
     bytes: i32,
-    bits: i32,
-    scales: i32,
-    lows: i32,
-    groups: i32,
+    kind: i32,
+    shared: i32,
     upper: i32,
-    chosen: i32,
     less: i32,
-    unused: i32,
     values: [u32; 4],
+    unused: [i32; 2],
 }
 
 #[repr(C)]
@@ -83,6 +78,8 @@ struct Blocks {
     out_row: i32,
     most: i32,
     sections: i32,
+    tiles: i32,
+    unused: i32,
     of: [SectionArgument; MOST_SECTIONS],
 }
 
@@ -119,14 +116,9 @@ impl BlockRows {
     ) -> Result<(), KernelError> {
         let mut blocks = self.argument(operands, rows, outputs.clone());
         blocks.bias = if key.bias { operands.bias } else { 0 };
-        // Rows that a block of threads shares, and stages, as the kernels have them.
-        let (name, shared_rows, stages) =
-            if rows <= 16 { ("linear_blocks_16", 16, 4) } else { ("linear_blocks_64", 64, 3) };
-        let tiles = outputs.len().div_ceil(TILE_OUTPUTS);
-        let warps = tiles.div_ceil(device.room().processors()).clamp(1, MOST_WARPS);
-        let shared = stages * (shared_rows * TILE_INPUTS * 2 + warps * blocks.most as usize);
-        let spread = LaunchShape { blocks: (tiles.div_ceil(warps), 1), threads: 32 * warps as u32, shared };
-        launch!(device, name, spread, blocks)
+        let kernel = BlockKernel::of(rows, outputs.len() / TILE_OUTPUTS, (blocks.most as usize, device.room()));
+        blocks.tiles = kernel.tiles as i32;
+        launch!(device, kernel.name, kernel.shape, blocks)
     }
 
     /// All weights as bf16 `(n, k)`.
@@ -162,37 +154,89 @@ impl BlockRows {
             out_row: outputs.len() as i32,
             most: self.sections.iter().map(|section| section.layout.bytes()).max().unwrap_or(0) as i32,
             sections: self.sections.len() as i32,
+            tiles: 0,
+            unused: 0,
             of,
         }
     }
 }
 
+/// A kernel of `block_weights.cu`, and how it is spread.
+struct BlockKernel {
+    name: &'static str,
+    /// Tiles of outputs that a block of threads has at a time.
+    tiles: usize,
+    shape: LaunchShape,
+}
+
+impl BlockKernel {
+    /// For so many rows and tiles of outputs, the largest of which takes so many bytes.
+    fn of(rows: usize, all: usize, (most, room): (usize, &Occupancy)) -> Self {
+        /// Bytes of a tile that is widened, of which two are held.
+        const WIDE: usize = 2 * TILE_OUTPUTS * TILE_INPUTS;
+        let processors = room.processors();
+        // As evenly over processors and turns as can be.
+        let spread = |most: usize| all.div_ceil(processors * all.div_ceil(processors * most));
+        let few = spread(8);
+        // Rows, stages and warps for each tile, as the kernels have them.
+        let (name, held, stages, warps, mut tiles) = match (rows <= 16, few <= 4) {
+            (true, true) => ("linear_blocks_16_narrow", 16, 6, 5, few),
+            (true, false) => ("linear_blocks_16_wide", 16, 6, 3, few),
+            (false, _) => ("linear_blocks_64", 64, 4, 4, spread(6).next_multiple_of(2)),
+        };
+        let bytes = |tiles: usize| stages * (held * TILE_INPUTS * 2 + tiles * most) + 2 * tiles * WIDE;
+        while bytes(tiles) > room.block && tiles > 2 {
+            tiles -= 2;
+        }
+        let blocks = all.div_ceil(tiles).min(processors);
+        let shape = LaunchShape { blocks: (blocks, 1), threads: (32 * warps * tiles) as u32, shared: bytes(tiles) };
+        Self { name, tiles, shape }
+    }
+}
+
 impl Section {
     fn argument(&self) -> SectionArgument {
-        let TileLayout { format, packing, bits, groups } = self.layout;
+        let TileLayout { format, bits, groups, .. } = self.layout;
         let values = format.values();
         let four = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| values[4 * at + i] as u8 ^ BIAS));
         SectionArgument {
             tiles: self.tiles.pointer,
             end: self.end as i32,
             bytes: self.layout.bytes() as i32,
-            bits: bits as i32,
-            scales: packing.scales as i32,
-            lows: i32::from(packing.lows),
-            groups: groups as i32,
+            kind: kind(format),
+            shared: (TILE_SUBS / groups).trailing_zeros() as i32,
             upper: i32::from(format.has_upper_factors()),
-            chosen: i32::from(bits == 4 && !is_even(format)),
-            // Codes of 8 bits are signed, and lie as bytes that are 128 more.
-            less: if bits == 8 { i32::from(BIAS) } else { -i32::from(values[0]) },
-            unused: 0,
+            // Signed bytes, chosen or codes themselves, are 128 more than they are.
+            less: if bits == 8 || chooses(format) { i32::from(BIAS) } else { -i32::from(values[0]) },
             values: std::array::from_fn(four),
+            unused: [0; 2],
         }
     }
 }
 
-/// Whether what codes stand for are numbers one after the other.
-fn is_even(format: BlockFormat) -> bool {
-    format.values()[..16].windows(2).all(|pair| i32::from(pair[1]) - i32::from(pair[0]) == 1)
+/// Whether codes choose one of sixteen values that are not numbers one after the other.
+fn chooses(format: BlockFormat) -> bool {
+    matches!(format, BlockFormat::Iq4Nl | BlockFormat::Iq4Xs | BlockFormat::Mxfp4)
+}
+
+/// The kernel's number for what a format has in common with others: as `block_weights.cu` lists them.
+fn kind(format: BlockFormat) -> i32 {
+    use BlockFormat as B;
+    match format {
+        B::Q4_0 => 0,
+        B::Q4_1 => 1,
+        B::Q4K => 2,
+        B::Int4 => 3,
+        B::Q3K => 4,
+        B::Q2K => 5,
+        B::Iq4Nl | B::Mxfp4 => 6,
+        B::Iq4Xs => 7,
+        B::Q5_0 => 8,
+        B::Q5_1 => 9,
+        B::Q5K => 10,
+        B::Q6K => 11,
+        B::Q8_0 => 12,
+    }
 }
 
 impl TileLayout {

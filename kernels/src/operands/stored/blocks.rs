@@ -166,6 +166,13 @@ impl BlockFormat {
         Packing { bits, scales, lows }
     }
 
+    /// Bytes that devices keep so many elements of a matrix in, at most: whole sub-blocks of them.
+    pub fn kept_bytes(self, elements: usize) -> usize {
+        let packing = self.packing();
+        let sub = packing.bits.next_multiple_of(2) * SUB / 8 + packing.scales * packing.kinds();
+        elements / SUB * sub + elements / self.elements() * 2 * packing.kinds()
+    }
+
     /// Whether factors are upper halves of f32 instead of halves.
     pub(crate) fn has_upper_factors(self) -> bool {
         self == B::Mxfp4

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 constexpr int DEPTH = 256, CHUNKS = DEPTH / 8;  // inputs of a tile; 16-byte chunks of so many elements of a row
-constexpr int EACH = 8;                         // outputs of a tile
+constexpr int EACH = 8, SUBS = DEPTH / 32;       // outputs of a tile, and scales of each
 constexpr int HIGH = EACH * DEPTH / 2;          // where the bits above the lowest four of a tile's codes begin
 
 // Outputs of one format. A tile is the low halves of its codes, the bits above them, scales of each 32 inputs, factors: each for
@@ -15,30 +15,32 @@ struct Section {
     const unsigned char* tiles;
     int end;         // the first output behind it
     int bytes;       // of a tile
-    int bits;        // of a code: 4, 6 or 8
-    int scales;      // of 32 inputs: none, one, or one for each 16; a byte each, 128 more than it is
-    int lows;        // whether as many are added
-    int groups;      // factors of a tile's inputs, for scales, and as many for what is added
+    int kind;        // one of those below
+    int shared;      // so often doubled, scales of 32 inputs have one factor
     int upper;       // factors are the upper halves of f32, not halves
-    int chosen;      // codes choose one of `values`, 128 more than they are
     int less;        // what a code is more than its value
-    int unused;
-    unsigned values[4];
+    unsigned values[4];  // what codes choose, 128 more than it is
+    int unused[2];
 };
 
 struct Blocks {
     const bf16 *x, *bias, *residual;
     bf16* y;
-    int rows, n, k, first, last, out_row, most, sections;  // outputs `first` to `last`; `most`: bytes of the largest tile
+    int rows, n, k, first, last;  // outputs `first` to `last`
+    int out_row, most, sections;  // `most`: bytes of the largest tile
+    int tiles, unused;            // of outputs that a block of threads has at a time
     Section of[4];
+};
+
+// What formats have in common: bits of a code (4, 6 or 8), whether it chooses one of `values`, scales of 32 inputs (none, one, or one for
+// each 16; a byte each, 128 more than it is), whether as many are added, and whether a tile's inputs share one factor.
+template <int BITS_, bool CHOSEN_, int SCALES_, bool LOWS_, bool ONE_> struct Kind {
+    static constexpr int BITS = BITS_, SCALES = SCALES_, KINDS = 1 + LOWS_, STRIDE = SCALES_ * KINDS;
+    static constexpr bool CHOSEN = CHOSEN_, LOWS = LOWS_, ONE = ONE_;
 };
 
 __device__ __forceinline__ float of_byte(unsigned bytes, int at, float less) {
     return __uint_as_float(__byte_perm(bytes, 0x4B000000u, 0x7540 | at)) - less;
-}
-__device__ __forceinline__ float factor(const unsigned char* from, int upper) {
-    unsigned short bits = *(const unsigned short*)from;
-    return upper ? __uint_as_float((unsigned)bits << 16) : __half2float(__ushort_as_half(bits));
 }
 __device__ __forceinline__ unsigned rounded(float a, float b) {
     unsigned both;
@@ -51,161 +53,207 @@ __device__ __forceinline__ unsigned choose(const unsigned (&values)[4], unsigned
     return __byte_perm(first, second, 0x3210 | (codes & 0x8888) >> 1);
 }
 
-// A tile's inputs, 32 at a time, for `sink(sub, b)`: operands of two products, of sixteen inputs each.
-template <int BITS, bool CHOSEN, class F>
-__device__ __forceinline__ void widen_tile(const Section& s, const unsigned char* tile, int lane, F sink) {
-    int out = lane / 4, kinds = 1 + s.lows, stride = s.scales * kinds, of_group = 8 / s.groups;
-    const unsigned char* scales = tile + HIGH + (BITS - 4) * (EACH * DEPTH / 8);
-    const unsigned char* factors = scales + EACH * 8 * stride + out * s.groups * kinds * 2;
-    scales += out * 8 * stride;
-    // 2^23, by which bytes become floats.
-    float less = 8388608.f + (CHOSEN ? 128 : s.less), by = 0, low_by = 0;
-    unsigned values[4] = {s.values[0], s.values[1], s.values[2], s.values[3]};
+// COUNT times 32 inputs of a tile from `from` on, for `sink(at, b)`: operands of two products, of sixteen inputs each.
+template <class K, int COUNT, class F>
+__device__ __forceinline__ void widen_part(const Section& s, const unsigned char* tile, int from, int lane, F sink) {
+    int out = lane / 4, word = (from / 4 * 32 + lane) * 16 + from % 4 * 4;
+    const unsigned char* scales = tile + HIGH + (K::BITS - 4) * (EACH * DEPTH / 8);
+    const unsigned char* factors = scales + EACH * SUBS * K::STRIDE + out * (K::ONE ? 1 : SUBS >> s.shared) * K::KINDS * 2;
+    float less = 8388608.f + s.less, by[2] = {};  // 2^23, by which bytes become floats
+    Pack<unsigned, COUNT> low = *(const Pack<unsigned, COUNT>*)(tile + word), high;
+    Pack<unsigned, COUNT / 2> pairs;
+    if constexpr (K::BITS == 8) high = *(const Pack<unsigned, COUNT>*)(tile + HIGH + word);
+    if constexpr (K::BITS == 6) pairs = *(const Pack<unsigned, COUNT / 2>*)(tile + HIGH + word / 2);
+    constexpr int OWN = COUNT * K::STRIDE;
+    unsigned own[(OWN + 3) / 4 + 1];
+    scales += (out * SUBS + from) * K::STRIDE;
+    if constexpr (OWN == 2) own[0] = *(const unsigned short*)scales;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint4 four = *(const uint4*)(tile + (half * 32 + lane) * 16), more = {};
-        if constexpr (BITS == 8) more = *(const uint4*)(tile + HIGH + (half * 32 + lane) * 16);
-        if constexpr (BITS == 6) {
-            uint2 two = *(const uint2*)(tile + HIGH + (half * 32 + lane) * 8);
-            more.x = two.x, more.y = two.y;
+    for (int i = 0; i < OWN / 4; i++) own[i] = *(const unsigned*)(scales + 4 * i);
+#pragma unroll
+    for (int sub = 0; sub < COUNT; sub++) {
+        if (sub == 0 || !K::ONE) {
+            const unsigned char* of = factors + (K::ONE ? 0 : (from + sub) >> s.shared) * K::KINDS * 2;
+            unsigned bits = K::LOWS ? *(const unsigned*)of : *(const unsigned short*)of;
+            by[0] = __half2float(__ushort_as_half((unsigned short)bits)), by[1] = __half2float(__ushort_as_half((unsigned short)(bits >> 16)));
+            if (K::CHOSEN && s.upper) by[0] = __uint_as_float(bits << 16);
         }
-        unsigned words[4] = {four.x, four.y, four.z, four.w}, above[4] = {more.x, more.y, more.z, more.w};
+        // Scales, then what is added.
+        float scale[2][2];
 #pragma unroll
-        for (int at = 0; at < 4; at++) {
-            int sub = half * 4 + at;
-            if (sub % of_group == 0) {
-                const unsigned char* from = factors + sub / of_group * kinds * 2;
-                by = factor(from, s.upper);
-                if (s.lows) low_by = factor(from + 2, s.upper);
+        for (int kind = 0; kind < 2; kind++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int at = sub * K::STRIDE + kind * K::SCALES + (K::SCALES == 2 ? half : 0);
+                bool there = kind == 0 || K::LOWS;
+                scale[kind][half] = there ? by[kind] : 0.f;
+                if (there && K::SCALES) scale[kind][half] *= of_byte(own[at / 4], at % 4, 8388736.f);
             }
-            float scale[2] = {by, by}, low[2] = {low_by, low_by};
-            if (s.scales) {
-                const unsigned char* from = scales + sub * stride;
-                scale[0] = by * of_byte(from[0], 0, 8388736.f);
-                scale[1] = s.scales == 2 ? by * of_byte(from[1], 0, 8388736.f) : scale[0];
-                if (s.lows) {
-                    low[0] = low_by * of_byte(from[s.scales], 0, 8388736.f);
-                    low[1] = s.scales == 2 ? low_by * of_byte(from[3], 0, 8388736.f) : low[0];
-                }
-            }
-            unsigned w = words[at];
-            float x[2][4];
-            if constexpr (CHOSEN) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    unsigned bytes = choose(values, i ? w >> 16 : w);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) x[i][j] = of_byte(bytes, j, less);
-                }
-            } else {
-                unsigned even = w & 0x0F0F0F0F, odd = w >> 4 & 0x0F0F0F0F;
-                if constexpr (BITS == 6) {
-                    unsigned h = above[at / 2] >> (at % 2 * 4);
-                    even |= (h & 0x03030303) << 4, odd |= (h >> 2 & 0x03030303) << 4;
-                }
-                if constexpr (BITS == 8) even |= (above[at] & 0x0F0F0F0F) << 4, odd |= above[at] & 0xF0F0F0F0;
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) x[i][j] = of_byte(j % 2 ? odd : even, i * 2 + j / 2, less);
-            }
-            unsigned b[2][2];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-                    b[i][j] = rounded(__fmaf_rn(scale[i], x[i][2 * j], low[i]), __fmaf_rn(scale[i], x[i][2 * j + 1], low[i]));
-            sink(sub, b);
+        unsigned w = low.x[sub], even = w & 0x0F0F0F0F, odd = w >> 4 & 0x0F0F0F0F;
+        if constexpr (K::BITS == 6) {
+            unsigned h = pairs.x[sub / 2] >> (sub % 2 * 4);
+            even |= (h & 0x03030303) << 4, odd |= (h >> 2 & 0x03030303) << 4;
         }
+        if constexpr (K::BITS == 8) even |= (high.x[sub] & 0x0F0F0F0F) << 4, odd |= high.x[sub] & 0xF0F0F0F0;
+        unsigned b[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            unsigned chosen = 0;
+            if constexpr (K::CHOSEN) chosen = choose(s.values, i ? w >> 16 : w);
+            float x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[j] = K::CHOSEN ? of_byte(chosen, j, less) : of_byte(j % 2 ? odd : even, i * 2 + j / 2, less);
+                x[j] = __fmaf_rn(scale[0][i], x[j], scale[1][i]);
+            }
+            b[i][0] = rounded(x[0], x[1]), b[i][1] = rounded(x[2], x[3]);
+        }
+        sink(sub, b);
     }
 }
 
-template <class F> __device__ __forceinline__ void widen_any(const Section& s, const unsigned char* tile, int lane, F sink) {
-    if (s.bits == 4 && !s.chosen) widen_tile<4, false>(s, tile, lane, sink);
-    else if (s.bits == 4) widen_tile<4, true>(s, tile, lane, sink);
-    else if (s.bits == 6) widen_tile<6, false>(s, tile, lane, sink);
-    else widen_tile<8, false>(s, tile, lane, sink);
+template <int COUNT, class F>
+__device__ __forceinline__ void widen_any(const Section& s, const unsigned char* tile, int from, int lane, F sink) {
+#define KIND(number, ...) \
+    case number: widen_part<Kind<__VA_ARGS__>, COUNT>(s, tile, from, lane, sink); break;
+    switch (s.kind) {
+        KIND(0, 4, false, 0, false, false)
+        KIND(1, 4, false, 0, true, false)
+        KIND(2, 4, false, 1, true, true)
+        KIND(3, 4, false, 1, true, false)
+        KIND(4, 4, false, 2, false, true)
+        KIND(5, 4, false, 2, true, true)
+        KIND(6, 4, true, 0, false, false)
+        KIND(7, 4, true, 1, false, true)
+        KIND(8, 6, false, 0, false, false)
+        KIND(9, 6, false, 0, true, false)
+        KIND(10, 6, false, 1, true, true)
+        KIND(11, 6, false, 2, false, true)
+        KIND(12, 8, false, 0, false, false)
+    }
+#undef KIND
 }
 
 // The section that an output is of, and its first output.
-__device__ __forceinline__ const Section& section_of(const Blocks& f, int out, int& start) {
-    int at = 0;
+__device__ __forceinline__ Section section_of(const Blocks& f, int out, int& start) {
+    Section s = f.of[0];
     start = 0;
-    while (at < f.sections - 1 && out >= f.of[at].end) start = f.of[at++].end;
-    return f.of[at];
+#pragma unroll
+    for (int at = 1; at < 4; at++)
+        if (at < f.sections && out >= f.of[at - 1].end) s = f.of[at], start = f.of[at - 1].end;
+    return s;
 }
 
-// A warp has a tile's outputs of TILES times 16 rows, which a block's warps share.
-template <int TILES, int STAGES> __device__ __forceinline__ void multiply(const Blocks& f) {
-    constexpr int ROW_BYTES = TILES * 16 * DEPTH * 2;
+// A block of threads has `tiles` tiles of outputs at a time, of ROW_TILES times 16 rows, and goes from group to group of them. Of its warps
+// each of the first widens COUNT times 32 inputs of a tile, of all 256; each of the others multiplies what was widened before of PAIR tiles
+// with sixteen rows.
+template <int ROW_TILES, int PAIR, int COUNT, int STAGES> __device__ __forceinline__ void multiply(const Blocks& f) {
+    constexpr int ROW_BYTES = ROW_TILES * 16 * DEPTH * 2, WIDE = EACH * DEPTH * 2;
     extern __shared__ __align__(128) unsigned char memory[];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, start;
-    int stage = ROW_BYTES + warps * f.most, out = f.first + (blockIdx.x * warps + warp) * EACH;
-    const Section& s = section_of(f, out, start);
-    int tiles = (f.k + DEPTH - 1) / DEPTH;
-    bool works = out < f.last;
-    const unsigned char* weights = s.tiles + (size_t)((out - start) / EACH) * tiles * s.bytes;
-    auto load_weights = [&](int number) {
-        uint32_t to = shared_address(memory + number % STAGES * stage + ROW_BYTES + warp * f.most);
-        for (int i = lane * 16; works && i < s.bytes; i += 512) copy16(to + i, weights + (size_t)number * s.bytes + i, true);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wideners = f.tiles * SUBS / COUNT;
+    int stage = ROW_BYTES + f.tiles * f.most, outputs = f.last - f.first, steps = (f.k + DEPTH - 1) / DEPTH;
+    int groups = (outputs + f.tiles * EACH - 1) / (f.tiles * EACH), own = (groups - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    int all = own * steps;
+    unsigned char* wide = memory + STAGES * stage;  // two of `tiles` widened tiles
+    auto first_of = [&](int group) { return f.first + ((int)blockIdx.x + group * (int)gridDim.x) * f.tiles * EACH; };
+    bool widens = warp < wideners;
+    int multiplier = warp - wideners, row_tile = multiplier % ROW_TILES, pair = multiplier / ROW_TILES * PAIR;
+    int tile = warp * COUNT / SUBS, from = warp * COUNT % SUBS;
+    // What is brought: a warp that multiplies brings the weights of a tile.
+    bool brings = !widens && multiplier < f.tiles;
+    const unsigned char* weights = nullptr;
+    int bytes = 0, group = 0, step = 0;
+    auto begin = [&] {
+        int out = first_of(group) + multiplier * EACH, start;
+        bytes = 0;
+        if (!brings || out >= f.last) return;
+        const Section s = section_of(f, out, start);
+        weights = s.tiles + (size_t)((out - start) / EACH) * steps * s.bytes, bytes = s.bytes;
     };
-    auto load_rows = [&](int number) {
+    auto bring_weights = [&](int number) {
+        uint32_t to = shared_address(memory + number % STAGES * stage + ROW_BYTES + multiplier * f.most);
+        for (int i = lane * 16; i < bytes; i += 512) copy16(to + i, weights + i, true);
+        weights += bytes;
+        if (++step == steps) step = 0, group++, begin();
+    };
+    auto bring_rows = [&](int number) {
         uint32_t to = shared_address(memory + number % STAGES * stage);
+        int first = number % steps * DEPTH;
         for (int i = threadIdx.x; i < f.rows * CHUNKS; i += blockDim.x) {
-            int row = i / CHUNKS, chunk = i % CHUNKS, column = number * DEPTH + chunk * 8;
+            int row = i / CHUNKS, chunk = i % CHUNKS, column = first + chunk * 8;
             bool there = column < f.k;
             copy16(to + (row * CHUNKS + (chunk ^ (row & 7))) * 16, f.x + (size_t)row * f.k + (there ? column : 0), there);
         }
     };
-    float sums[TILES][4] = {};
     // Weights wait for nobody: they are on their way while what makes the rows is not done.
+    begin();
 #pragma unroll
-    for (int number = 0; number < STAGES - 1; number++)
-        if (number < tiles) load_weights(number);
+    for (int number = 0; number < STAGES - 2; number++)
+        if (number < all) bring_weights(number);
     follow();
 #pragma unroll
-    for (int number = 0; number < STAGES - 1; number++) {
-        if (number < tiles) load_rows(number);
+    for (int number = 0; number < STAGES - 2; number++) {
+        if (number < all) bring_rows(number);
         commit();
     }
-    for (int number = 0; number < tiles; number++) {
-        wait_all_but<STAGES - 2>();
+    float sums[PAIR][4] = {};
+    Section s;
+    // What is widened in a round is multiplied in the next.
+    for (int number = 0, at = 0, of = 0; number <= all; number++) {
+        wait_all_but<STAGES - 3>();
         __syncthreads();
-        int next = number + STAGES - 1;
-        if (next < tiles) load_weights(next), load_rows(next);
+        int next = number + STAGES - 2;
+        if (next < all) bring_weights(next), bring_rows(next);
         commit();
-        if (!works) continue;
-        const unsigned char* from = memory + number % STAGES * stage;
-        uint32_t rows = shared_address(from);
-        widen_any(s, from + ROW_BYTES + warp * f.most, lane, [&](int sub, const unsigned (&b)[2][2]) {
+        if (widens) {
+            int start, out = first_of(of) + tile * EACH;
+            if (at == 0) s = section_of(f, out, start);
+            uint2* to = (uint2*)(wide + (number % 2 * f.tiles + tile) * WIDE) + from * 2 * 32 + lane;
+            if (number < all && out < f.last)
+                widen_any<COUNT>(s, memory + number % STAGES * stage + ROW_BYTES + tile * f.most, from, lane,
+                    [&](int sub, const unsigned (&b)[2][2]) {
+                        to[sub * 64] = make_uint2(b[0][0], b[0][1]);
+                        to[sub * 64 + 32] = make_uint2(b[1][0], b[1][1]);
+                    });
+        } else if (number > 0) {
+            int before = number - 1;
+            const uint2* b = (const uint2*)(wide + (before % 2 * f.tiles + pair) * WIDE) + lane;
+            uint32_t rows = shared_address(memory + before % STAGES * stage) + (row_tile * 16 + lane % 16) * (CHUNKS * 16);
+            uint32_t swizzle = (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+            for (int k = 0; k < DEPTH / 16; k++) {
+                uint32_t a[4];
+                load4(a, rows + (k * 32 ^ swizzle));
 #pragma unroll
-                for (int tile = 0; tile < TILES; tile++) {
-                    uint32_t a[4];
-                    int row = tile * 16 + lane % 16, chunk = (sub * 2 + i) * 2 + lane / 16;
-                    load4(a, rows + (row * CHUNKS + (chunk ^ (row & 7))) * 16);
-                    mma(sums[tile], a, b[i][0], b[i][1]);
+                for (int o = 0; o < PAIR; o++) {
+                    uint2 operands = b[o * (WIDE / 8) + k * 32];
+                    mma(sums[o], a, operands.x, operands.y);
                 }
-        });
+            }
+            if (at == 0) {
+#pragma unroll
+                for (int o = 0; o < PAIR; o++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        int row = row_tile * 16 + lane / 4 + i / 2 * 8, column = first_of(of - 1) + (pair + o) * EACH + lane % 4 * 2 + i % 2;
+                        float sum = sums[o][i];
+                        sums[o][i] = 0;
+                        if (row >= f.rows || column >= f.last) continue;
+                        if (f.bias) sum += widen(f.bias[column]);
+                        if (f.residual) sum += widen(f.residual[(size_t)row * f.n + column]);
+                        f.y[(size_t)row * f.out_row + column - f.first] = narrow<bf16>(sum);
+                    }
+            }
+        }
+        if (++at == steps) at = 0, of++;
     }
     wait_all_but<0>();
-    if (!works) return;
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
-        for (int i = 0; i < 4; i++) {
-            int row = tile * 16 + lane / 4 + i / 2 * 8, column = out + lane % 4 * 2 + i % 2;
-            if (row >= f.rows) continue;
-            float sum = sums[tile][i];
-            if (f.bias) sum += widen(f.bias[column]);
-            if (f.residual) sum += widen(f.residual[(size_t)row * f.n + column]);
-            f.y[(size_t)row * f.out_row + column - f.first] = narrow<bf16>(sum);
-        }
 }
 
 #define K extern "C" __global__ void
-K __launch_bounds__(256) linear_blocks_16(const __grid_constant__ Blocks f) { multiply<1, 4>(f); }
-K __launch_bounds__(256) linear_blocks_64(const __grid_constant__ Blocks f) { multiply<4, 3>(f); }
+K __launch_bounds__(640) linear_blocks_16_narrow(const __grid_constant__ Blocks f) { multiply<1, 1, 2, 6>(f); }
+K __launch_bounds__(768) linear_blocks_16_wide(const __grid_constant__ Blocks f) { multiply<1, 1, 4, 6>(f); }
+K __launch_bounds__(768) linear_blocks_64(const __grid_constant__ Blocks f) { multiply<4, 2, 4, 4>(f); }
 
 // All weights as bf16 `(n, k)` in `y`; a warp has a tile.
 K __launch_bounds__(256) widen_blocks(const __grid_constant__ Blocks f) {
@@ -214,17 +262,19 @@ K __launch_bounds__(256) widen_blocks(const __grid_constant__ Blocks f) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, out = (blockIdx.x * 8 + warp) * EACH, number = blockIdx.y, start;
     follow();
     if (out >= f.n) return;
-    const Section& s = section_of(f, out, start);
+    Section s = section_of(f, out, start);
     int tiles = (f.k + DEPTH - 1) / DEPTH;
     const unsigned char* tile = s.tiles + ((size_t)((out - start) / EACH) * tiles + number) * s.bytes;
     bf16* held = memory[warp];
-    widen_any(s, tile, lane, [&](int sub, const unsigned (&b)[2][2]) {
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+    for (int from = 0; from < SUBS; from += 4)
+        widen_any<4>(s, tile, from, lane, [&](int sub, const unsigned (&b)[2][2]) {
 #pragma unroll
-            for (int j = 0; j < 2; j++)
-                *(unsigned*)(held + lane / 4 * ROW + sub * 32 + i * 16 + j * 8 + lane % 4 * 2) = b[i][j];
-    });
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    *(unsigned*)(held + lane / 4 * ROW + (from + sub) * 32 + i * 16 + j * 8 + lane % 4 * 2) = b[i][j];
+        });
     __syncwarp();
     int column = number * DEPTH + lane * 8;
     for (int i = 0; i < EACH && column < f.k; i++)
