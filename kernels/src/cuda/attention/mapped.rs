@@ -35,6 +35,7 @@ pub struct Scaled {
 }
 
 /// How kernels come to the keys and values of a call.
+#[allow(clippy::large_enum_variant, reason = "maps go to the kernels as they are")]
 #[derive(Clone, Copy)]
 pub enum Reach {
     /// By where these are.
