@@ -1,6 +1,7 @@
 //! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`, as they were computed or as codes: appending is writing
 //! behind, and strides do not depend on how much there is.
 
+mod coded;
 mod eight;
 mod kept;
 pub(super) mod keys;
@@ -189,7 +190,7 @@ impl CudaKv {
                 && [k.dtype, v.dtype] == [of.computed; 2]
         };
         if !caches.is_empty() && caches.iter().all(|(kv, rows)| !kv.rows.of.is_computed() && fits(kv, rows)) {
-            return eight::keep_each(device, caches, [k.heads_first()?, v.heads_first()?]);
+            return Self::keep_each(device, caches, [k.heads_first()?, v.heads_first()?]);
         }
         let mut runs = Vec::with_capacity(2 * caches.len());
         for (kv, rows) in caches {

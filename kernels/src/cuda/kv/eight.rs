@@ -1,14 +1,10 @@
-//! Keys and values in 8 bits: how rows become codes, what codes stand for, and how they travel. Attends to nothing.
-
-use std::ops::Range;
+//! The kernels of keys and values in 8 bits, launched: rows become codes and the other way round, and travel. Attends to nothing.
 
 use super::super::device::layout::Strides;
 use super::super::device::{Device, LaunchShape, launch, typed};
-use super::super::tensor::{Staged, Tensor, View};
-use super::CudaKv;
+use super::super::tensor::{Tensor, View};
 use super::keys::Codes;
-use super::rows::RowLayout;
-use crate::{DType, KernelError, KvFormat, KvType};
+use crate::{DType, KernelError};
 
 /// Rows that a block of threads takes, as the kernels have it.
 const ROWS_OF_BLOCK: usize = 8;
@@ -79,6 +75,15 @@ impl KeptRun {
     }
 }
 
+impl Travelling {
+    /// All of these, and how the kernels are spread.
+    fn of(codes: Codes<'_>, bytes: u64) -> (Self, LaunchShape) {
+        let Codes { heads, tokens, dim, .. } = codes;
+        let spread = LaunchShape::new(blocks(2 * heads * tokens), 256);
+        (Self { codes: codes.into(), bytes, tokens: tokens as i64, heads: heads as i32, dim: dim as i32 }, spread)
+    }
+}
+
 /// Blocks of threads for so many rows.
 fn blocks(rows: usize) -> usize {
     rows.div_ceil(ROWS_OF_BLOCK)
@@ -89,101 +94,6 @@ pub fn check_head(dim: usize) -> Result<(), KernelError> {
     match dim {
         1..=LONGEST_HEAD => Ok(()),
         _ => Err(KernelError::shape("kv", format!("heads of at most {LONGEST_HEAD} elements"), &[&[dim]])),
-    }
-}
-
-impl CudaKv {
-    /// Appends `k, v (kv heads, t, dim)`, whose shapes and types fit, to a cache in 8 bits.
-    pub(super) fn keep(&mut self, device: &Device, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
-        let Range { start, end } = self.room(device, k.shape[1])?;
-        let run = KeptRun::of(self.codes(start, end), 0);
-        device.keep_rows([k.heads_first()?, v.heads_first()?], &[run])?;
-        self.written = device.queue().written();
-        Ok(())
-    }
-
-    /// The same rows in compute type: shared, where they are.
-    ///
-    /// # Errors
-    /// [`KernelError::DeviceMemory`] where there is no room.
-    pub fn widened(&self, device: &Device) -> Result<Self, KernelError> {
-        if self.rows.of.is_computed() {
-            return Ok(self.clone());
-        }
-        let mut wide = Self::with_rows(device, self.rows.widened(), self.len)?;
-        wide.append_widened(device, self)?;
-        Ok(wide)
-    }
-
-    /// Appends what the codes of another cache, of the same heads, stand for.
-    pub(super) fn append_widened(&mut self, device: &Device, more: &Self) -> Result<(), KernelError> {
-        let Range { start, end } = self.room(device, more.len)?;
-        let (RowLayout { heads, dim, of }, to) = (self.rows, self.view(start, end));
-        let rows = heads * more.len;
-        let widening = Widening {
-            from: more.codes(0, more.len).into(),
-            to: to.map(|view| view.pointer),
-            rows: rows as i64,
-            dim: dim as i32,
-            unused: 0,
-        };
-        let spread = LaunchShape { blocks: (blocks(rows), 2), threads: 256, shared: 0 };
-        launch!(device, &typed("widen_rows", of.computed), spread, widening)?;
-        self.written = device.queue().written();
-        Ok(())
-    }
-
-    /// Keys, then values, as they travel, where they are in 8 bits: `(kv heads, tokens)` rows of codes and their scale.
-    pub(in super::super) fn raw<'a>(&self, device: &'a Device) -> Result<Option<Staged<'a>>, KernelError> {
-        if self.rows.of.is_computed() {
-            return Ok(None);
-        }
-        let bytes = 2 * self.rows.heads * self.len * self.rows.of.row_bytes(self.rows.dim);
-        let buffer = device.alloc(bytes)?;
-        self.travel(device, "pack_codes", buffer.pointer)?;
-        Ok(Some(Staged::of(device, buffer, bytes)))
-    }
-
-    /// A cache of `(kv heads, t, dim)` in 8 bits, of bytes as they travelled, keys and values apart.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] for another number of bytes.
-    pub(in super::super) fn of_raw(
-        device: &Device,
-        [heads, tokens, dim]: [usize; 3],
-        raw: [&[&[u8]]; 2],
-        computed: DType,
-    ) -> Result<Self, KernelError> {
-        check_head(dim)?;
-        let rows = RowLayout { heads, dim, of: KvType { computed, kept: KvFormat::Q8 } };
-        let [keys, values] = raw.map(|pieces| pieces.iter().map(|piece| piece.len()).sum::<usize>());
-        let each = heads.checked_mul(tokens).and_then(|all| all.checked_mul(rows.of.row_bytes(dim)));
-        if [Some(keys), Some(values)] != [each; 2] {
-            let expected = format!("keys and values of ({heads}, {tokens}, {dim}) in 8 bits");
-            return Err(KernelError::shape("upload_kept", expected, &[&[keys], &[values]]));
-        }
-        let (sent, mut at) = (device.alloc(keys + values)?, 0);
-        for piece in raw.into_iter().flatten() {
-            device.write(sent.pointer + at, piece)?;
-            at += piece.len() as u64;
-        }
-        let mut kv = Self::with_rows(device, rows, tokens)?;
-        kv.resize(tokens);
-        kv.travel(device, "unpack_codes", sent.pointer)?;
-        kv.written = device.queue().written();
-        Ok(kv)
-    }
-
-    fn travel(&self, device: &Device, kernel: &str, bytes: u64) -> Result<(), KernelError> {
-        let RowLayout { heads, dim, .. } = self.rows;
-        let travelling = Travelling {
-            codes: self.codes(0, self.len).into(),
-            bytes,
-            tokens: self.len as i64,
-            heads: heads as i32,
-            dim: dim as i32,
-        };
-        launch!(device, kernel, LaunchShape::new(blocks(2 * heads * self.len), 256), travelling)
     }
 }
 
@@ -208,6 +118,26 @@ impl Device {
             launch!(self, &name, spread, keeping)?;
         }
         Ok(())
+    }
+
+    /// What codes stand for, to rows of keys and of values in `dtype`, which lie as codes do.
+    pub(super) fn widen_rows(&self, from: Codes<'_>, to: [u64; 2], dtype: DType) -> Result<(), KernelError> {
+        let rows = from.heads * from.tokens;
+        let widening = Widening { from: from.into(), to, rows: rows as i64, dim: from.dim as i32, unused: 0 };
+        let spread = LaunchShape { blocks: (blocks(rows), 2), threads: 256, shared: 0 };
+        launch!(self, &typed("widen_rows", dtype), spread, widening)
+    }
+
+    /// Codes and scales to `bytes`, as they travel: `(keys and values, kv heads, tokens)` rows of codes and their scale.
+    pub(super) fn pack_codes(&self, codes: Codes<'_>, bytes: u64) -> Result<(), KernelError> {
+        let (travelling, spread) = Travelling::of(codes, bytes);
+        launch!(self, "pack_codes", spread, travelling)
+    }
+
+    /// The way back.
+    pub(super) fn unpack_codes(&self, bytes: u64, codes: Codes<'_>) -> Result<(), KernelError> {
+        let (travelling, spread) = Travelling::of(codes, bytes);
+        launch!(self, "unpack_codes", spread, travelling)
     }
 
     /// Queries `(query heads, rows, dim)` bf16 as they are asked of keys in 8 bits: turned as these are, `(rows, query heads dim)` f32.
@@ -247,22 +177,4 @@ impl Device {
         let [query, kv, dim, layer] = [query, kv, dim, layer].map(|size| size as i32);
         launch!(self, "place_rows_eight", spread, q, k, v, queries, to, query, kv, dim, layer)
     }
-}
-
-/// Appends some rows of `k, v` to each cache in 8 bits, which all are of these heads.
-pub fn keep_each(
-    device: &Device,
-    caches: Vec<(&mut CudaKv, Range<usize>)>,
-    views: [View<'_>; 2],
-) -> Result<(), KernelError> {
-    let mut runs = Vec::with_capacity(caches.len());
-    let mut written = Vec::with_capacity(caches.len());
-    for (kv, rows) in caches {
-        let Range { start, end } = kv.room(device, rows.len())?;
-        runs.push(KeptRun::of(kv.codes(start, end), rows.start));
-        written.push(kv);
-    }
-    device.keep_rows(views, &runs)?;
-    written.into_iter().for_each(|kv| kv.written = device.queue().written());
-    Ok(())
 }

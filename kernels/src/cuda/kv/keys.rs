@@ -2,11 +2,10 @@
 
 use std::marker::PhantomData;
 
+use super::super::device::DeviceBuffer;
 use super::super::device::layout::Strides;
-use super::super::device::{DeviceBuffer, WriteMark};
 use super::super::tensor::View;
-use super::CudaKv;
-use crate::{KvFormat, KvType};
+use crate::KvFormat;
 
 /// Some tokens of a cache in 8 bits: codes `(tokens, kv heads, dim)` of keys and of values, and their scales `(tokens, kv heads)`.
 #[derive(Clone, Copy)]
@@ -17,9 +16,7 @@ pub struct Codes<'a> {
     pub heads: usize,
     pub tokens: usize,
     pub dim: usize,
-    /// When they may have been written.
-    pub written: WriteMark,
-    lives: PhantomData<&'a DeviceBuffer>,
+    pub lives: PhantomData<&'a DeviceBuffer>,
 }
 
 /// Keys and values.
@@ -67,49 +64,6 @@ impl Keys<'_> {
         match self {
             Self::Computed([k, v]) => ([k.pointer, v.pointer], k.at),
             Self::Eight(codes) => (codes.codes, Strides::by_rows(codes.heads, codes.dim)),
-        }
-    }
-}
-
-impl CudaKv {
-    /// Heads and elements of one, and the types of its rows.
-    pub fn of(&self) -> ([usize; 2], KvType) {
-        ([self.rows.heads, self.rows.dim], self.rows.of)
-    }
-
-    /// Where keys and values begin.
-    pub fn begin(&self) -> [u64; 2] {
-        self.buffers.each_ref().map(|buffer| buffer.pointer)
-    }
-
-    /// Tokens `start..end`, for which the cache must have room.
-    ///
-    /// # Panics
-    /// When it has not.
-    pub fn keys(&self, start: usize, end: usize) -> Keys<'_> {
-        match self.rows.of.kept {
-            KvFormat::Computed => Keys::Computed(self.view(start, end)),
-            KvFormat::Q8 => Keys::Eight(self.codes(start, end)),
-        }
-    }
-
-    /// The same of a cache in 8 bits.
-    ///
-    /// # Panics
-    /// When it is none, or has no room for such tokens.
-    pub(super) fn codes(&self, start: usize, end: usize) -> Codes<'_> {
-        let (rows, capacity) = (self.rows, self.capacity);
-        assert!(rows.of.kept == KvFormat::Q8, "codes are of caches in 8 bits");
-        assert!(start <= end && end <= capacity, "tokens {start}..{end} of {capacity}");
-        let scales = (rows.before_scales(capacity) + start * rows.scales()) as u64;
-        Codes {
-            codes: self.begin().map(|begin| begin + (start * rows.row()) as u64),
-            scales: self.begin().map(|begin| begin + scales),
-            heads: rows.heads,
-            tokens: end - start,
-            dim: rows.dim,
-            written: self.written,
-            lives: PhantomData,
         }
     }
 }

@@ -30,9 +30,9 @@ struct KeptCodes {
     unsigned long long unused[28];
 };
 
-// Two codes, bytes 0 and 2, as bf16: 128 and the low seven bits, less 128 or, of a negative one, 256.
-__device__ __forceinline__ uint32_t exact(uint32_t x) {
-    uint32_t low = (x & 0x007f007fu) | 0x43004300u, less = (x & 0x00800080u) | 0x43004300u;
+// Two codes, bytes 0 and 2, as bf16: 128, which `bias` is twice, and the low seven bits, less 128 or, of a negative one, 256.
+__device__ __forceinline__ uint32_t exact(uint32_t x, uint32_t bias) {
+    uint32_t low = (x & 0x007f007fu) | bias, less = (x & 0x00800080u) | bias;
     __nv_bfloat162 y = __hsub2(*(__nv_bfloat162*)&low, *(__nv_bfloat162*)&less);
     return *(uint32_t*)&y;
 }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void fetch(uint32_t (&to)[2], const void* from) {
     asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
 }
 __device__ __forceinline__ void fetch(unsigned short& to, const void* from) {
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(to) : "l"(from));
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(to) : "l"(from));
 }
 __device__ __forceinline__ float scale_of(unsigned short bits) { return __uint_as_float((uint32_t)bits << 16); }
 
@@ -146,6 +146,8 @@ __device__ __forceinline__ void attend(const Attention& a, const Codes& from, bo
         for (int t = 0; t < D / 16; t++)
             for (int i = 0; i < 4; i++) out[n][t][i] = 0;
     }
+    // A constant that the compiler does not see through: of two in one operation it makes two operations.
+    uint32_t bias = a.rows < 0 ? 0u : 0x43004300u;
     while (block < blocks) {
         int next = after(block);
         // Scores of the keys g and g + 8, each of the rows 2 c and 2 c + 1.
@@ -156,7 +158,7 @@ __device__ __forceinline__ void attend(const Attention& a, const Codes& from, bo
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             uint32_t one = held.keys[0][step / 4][step % 4], other = held.keys[1][step / 4][step % 4];
-            uint32_t codes[4] = {exact(one), exact(other), exact(one >> 8), exact(other >> 8)};
+            uint32_t codes[4] = {exact(one, bias), exact(other, bias), exact(one >> 8, bias), exact(other >> 8, bias)};
 #pragma unroll
             for (int n = 0; n < GROUPS; n++) {
                 uint4 q = queries[(n * STEPS + step) * 32 + lane];
@@ -217,7 +219,7 @@ __device__ __forceinline__ void attend(const Attention& a, const Codes& from, bo
             unsigned bytes = t % 2 ? 0x7632 : 0x5410;
             uint32_t one = __byte_perm(held.values[0][t / 2], held.values[1][t / 2], bytes);
             uint32_t other = __byte_perm(held.values[2][t / 2], held.values[3][t / 2], bytes);
-            uint32_t codes[4] = {exact(one), exact(one >> 8), exact(other), exact(other >> 8)};
+            uint32_t codes[4] = {exact(one, bias), exact(one >> 8, bias), exact(other, bias), exact(other >> 8, bias)};
 #pragma unroll
             for (int n = 0; n < GROUPS; n++) mma(out[n][t], codes, weights[n][0], weights[n][1]);
         }
