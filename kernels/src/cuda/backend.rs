@@ -508,8 +508,12 @@ impl Cuda {
     /// GPUs that compute as one, for a model of such heads.
     ///
     /// # Errors
-    /// [`KernelError::UnlikeDevices`] where they are not of one model, or do not reach each other's memory; as [`DeviceGroup::new`].
+    /// [`KernelError::UnlikeDevices`] where they are not of one model, or do not reach each other's memory; [`KernelError::NoKernel`] where
+    /// one keeps keys otherwise than it computes them; as [`DeviceGroup::new`].
     pub fn group(gpus: Vec<Self>, heads: Heads) -> Result<DeviceGroup<Self>, KernelError> {
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.kept != KvFormat::Computed) {
+            return Err(KernelError::NoKernel { operation: "8-bit keys on several devices", device: gpu.numerics() });
+        }
         gathering::check_alike(&gpus)?;
         DeviceGroup::new(gpus.into_iter().map(Arc::new).collect(), heads)
     }

@@ -133,7 +133,7 @@ fn kept(file: &ClusterFile, section: &ModelSection) -> Result<KvFormat, ClusterE
     match section.kv_dtype {
         None => Ok(KvFormat::Computed),
         Some(KvDType::Fp8) => {
-            let expected = "\"q8\": 8-bit integers with a scale for each token of a head, which take as many bytes as 8-bit floats and are closer; this version has no kernels for keys in 8-bit floats";
+            let expected = "\"q8\", which takes as many bytes and is closer: 8-bit integers with a scale for each token of a head; this version has no kernels for keys in 8-bit floats";
             refused("fp8", expected.into())
         }
         Some(KvDType::Q8) => {
