@@ -67,7 +67,7 @@ template <int D> struct Held {
 };
 
 template <int D, int GROUPS>
-__device__ __forceinline__ void attend(const Attention& a, const Codes& from, bool settled, const Item& item) {
+__device__ __forceinline__ void attend(const Attention& a, const Codes from, bool settled, const Item& item) {
     constexpr int STEPS = D / 16, TILE = 8 * GROUPS, EIGHTH = D / 8;
     extern __shared__ __align__(128) unsigned char memory[];
     uint4* queries = (uint4*)memory;  // (GROUPS, STEPS, lanes)
@@ -287,7 +287,8 @@ template <int D, int GROUPS>
 __device__ __forceinline__ void attend_laid(const Laid* calls, const Item* items, const KeptCodes* const* kept, int layer) {
     Item item = items[blockIdx.x];
     const Laid laid = calls[item.call];
-    attend<D, GROUPS>(laid.call, kept[item.call][layer].codes, laid.settled != 0, item);
+    const Codes codes = kept[item.call][layer].codes;
+    attend<D, GROUPS>(laid.call, codes, laid.settled != 0, item);
 }
 
 #define K extern "C" __global__ void
