@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::reference;
-use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, KvFormat, Partial, Rank, Rotary, top_k};
 use common::{devices, numbers, rounded};
 
 /// The GPU computing in bf16.
@@ -332,11 +332,17 @@ fn rows_of(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
 
 #[test]
 fn what_is_not_there_is_refused() {
-    let refused = Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16, eight_bits: false }).err().unwrap();
+    let refused =
+        Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })
+            .err()
+            .unwrap();
     assert_eq!(refused.code(), "kernel_no_device");
     println!("{refused}");
     assert_eq!(
-        Cuda::new(CudaOptions { device: 0, dtype: DType::F16, eight_bits: false }).err().unwrap().code(),
+        Cuda::new(CudaOptions { device: 0, dtype: DType::F16, eight_bits: false, kept: KvFormat::Computed })
+            .err()
+            .unwrap()
+            .code(),
         "kernel_dtype"
     );
     let Some(gpu) = gpu() else { return };

@@ -1,11 +1,12 @@
 //! Times of both phases on GPUs of one process, a model of random weights: what `bench` does not ask for, such as several rows and
 //! several jobs in a step.
 //!
-//!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
+//!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8][+q8][,MODEL] 0[,1] CASE...
 //!
-//! `+fp8` computes linear layers in 8 bits; `+q4_k`, `+int4` or another format has the weights stored in it.
-//!
-//! `0,1` are GPUs that each hold the model; `0+1` are GPUs that share it, as those of one host.
+//! `+fp8` computes linear layers in 8-bit floats, `+q8` keeps keys and values in 8 bits, `+q4_k`, `+int4` or another format of blocks has
+//! the weights stored in it. Of several models, such as
+//! `llama-3.1-8b,llama-3.1-8b+q8`, one is loaded after the other and asked all cases. `0,1` are GPUs that each hold the model; `0+1` are
+//! GPUs that share it, as those of one host, which keep keys as they are computed.
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::{Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, Likeliest};
+use asterism_kernels::{Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, KvFormat, Likeliest};
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
@@ -57,21 +58,21 @@ struct Devices<B: Backend>(Vec<Arc<Decoder<B>>>);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [out, model, gpus, cases @ ..] = &arguments[..] else { bail!("OUT.jsonl MODEL GPUS CASE...") };
+    let [out, models, gpus, cases @ ..] = &arguments[..] else { bail!("OUT.jsonl MODEL GPUS CASE...") };
     let out = std::fs::File::options().create(true).append(true).open(out)?;
     let used = |gpu: &Cuda| -> Result<usize> { Ok(gpu.device().memory().map(|(free, all)| (all - free) >> 30)?) };
-    match gpus.contains('+') {
-        false => run(&Devices::open(model, gpus)?, (out, model, gpus), cases, |gpu| Ok(vec![used(gpu)?])),
-        true => run(&Devices::shared(model, gpus)?, (out, model, gpus), cases, |group| {
+    models.split(',').try_for_each(|model| match gpus.contains('+') {
+        false => run(&Devices::open(model, gpus)?, (&out, model, gpus), cases, |gpu| Ok(vec![used(gpu)?])),
+        true => run(&Devices::shared(model, gpus)?, (&out, model, gpus), cases, |group| {
             group.members().iter().map(|gpu| used(gpu)).collect()
         }),
-    }
+    })
 }
 
 /// Times the cases; `used` says how many GiB are taken on each GPU of a decoder.
 fn run<B: Backend>(
     devices: &Devices<B>,
-    (mut out, model, gpus): (std::fs::File, &str, &str),
+    (mut out, model, gpus): (&std::fs::File, &str, &str),
     cases: &[String],
     used: impl Fn(&B) -> Result<Vec<usize>>,
 ) -> Result<()> {
@@ -110,25 +111,32 @@ fn spread(mut seconds: Vec<f64>) -> Value {
     json!({"least_ms": milliseconds(seconds[0]), "median_ms": milliseconds(seconds[seconds.len() / 2])})
 }
 
-/// The checkpoint that is called so, and whether its linear layers are computed in 8 bits.
-fn checkpoint(model: &str) -> Result<(Checkpoint, bool)> {
-    let (name, stored) = model.split_once('+').unwrap_or((model, ""));
-    let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(stored));
-    if !["", "fp8"].contains(&stored) && format.is_none() {
-        bail!("+{stored}: fp8 or a format of blocks");
+/// The checkpoint that is called so, whether its linear layers are computed in 8 bits, and how its keys are kept.
+fn checkpoint(model: &str) -> Result<(Checkpoint, bool, KvFormat)> {
+    let (mut name, mut eight_bits, mut kept, mut stored) = (model, false, KvFormat::Computed, None);
+    while let Some((before, how)) = name.rsplit_once('+') {
+        match how {
+            "fp8" => eight_bits = true,
+            "q8" => kept = KvFormat::Q8,
+            _ => {
+                let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(how));
+                stored = Some(format.with_context(|| format!("{model}: +fp8, +q8 or +FORMAT"))?);
+            }
+        }
+        name = before;
     }
     let checkpoint = match name {
         "embedded" => Checkpoint::embedded()?,
-        name => Checkpoint::random_in(name.parse::<KnownShape>().ok().context("no such model")?, format)?,
+        name => Checkpoint::random_in(name.parse::<KnownShape>().ok().context("no such model")?, stored)?,
     };
-    Ok((checkpoint, stored == "fp8"))
+    Ok((checkpoint, eight_bits, kept))
 }
 
 impl Devices<Cuda> {
     fn open(model: &str, gpus: &str) -> Result<Self> {
-        let (checkpoint, eight_bits) = checkpoint(model)?;
+        let (checkpoint, eight_bits, kept) = checkpoint(model)?;
         let load = |(at, gpu): (usize, &str)| -> Result<Arc<Decoder<Cuda>>> {
-            let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits };
+            let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits, kept };
             let parts = if at == 0 { DecoderParts::All } else { DecoderParts::Context };
             Ok(Arc::new(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?))
         };
@@ -138,9 +146,12 @@ impl Devices<Cuda> {
 
 impl Devices<DeviceGroup<Cuda>> {
     fn shared(model: &str, gpus: &str) -> Result<Self> {
-        let (checkpoint, eight_bits) = checkpoint(model)?;
+        let (checkpoint, eight_bits, kept) = checkpoint(model)?;
+        if kept != KvFormat::Computed {
+            bail!("{model}: GPUs that share a model keep keys as they are computed");
+        }
         let open = |gpu: &str| -> Result<Cuda> {
-            Ok(Cuda::new(CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits })?)
+            Ok(Cuda::new(CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits, kept })?)
         };
         let gpus = gpus.split('+').map(open).collect::<Result<Vec<_>>>()?;
         let group = Cuda::group(gpus, checkpoint.config().heads)?;

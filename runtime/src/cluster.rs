@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 39] = [
+        let edits: [(&str, &str); 38] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -527,7 +527,6 @@ mod tests {
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
             ("dtype = \"f32\"", "kv_dtype = \"fp8\""),
-            ("dtype = \"f32\"", "kv_dtype = \"q8\"\ndevice = \"cuda:0\""),
             (
                 "dtype = \"f32\"",
                 "kv_dtype = \"q8\"\n[[host]]\nname = \"two\"\nrole = \"context\"\ndevices = [\"cpu\", \"cpu\"]",
@@ -543,6 +542,7 @@ mod tests {
         let kept = |text: &str| resolve(&with(text)).unwrap().model.kept;
         assert_eq!(kept("dtype = \"bf16\""), KvFormat::Computed);
         assert_eq!(kept("dtype = \"bf16\"\nkv_dtype = \"q8\""), KvFormat::Q8);
+        assert_eq!(kept("dtype = \"bf16\"\nkv_dtype = \"q8\"\ndevice = \"cuda:0\""), KvFormat::Q8);
         let unknown = parse(&with("kv_dtype = \"int4\""), []).unwrap_err().to_string();
         assert!(unknown.contains("unknown value 'int4'; known here: q8, fp8"), "{unknown}");
     }

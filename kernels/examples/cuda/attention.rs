@@ -1,9 +1,9 @@
 //! Attention of an 8B model's heads: prefill, and few rows on many keys.
 
 use anyhow::Result;
-use asterism_kernels::cuda::{CudaAttentionCall, Tensor};
+use asterism_kernels::cuda::{CudaAttentionCall, CudaKv, Tensor};
 use asterism_kernels::prelude::*;
-use asterism_kernels::{DType, Mask};
+use asterism_kernels::{DType, KvFormat, KvType, Mask};
 
 use crate::Bench;
 
@@ -97,6 +97,37 @@ pub fn few_rows(bench: &Bench) -> Result<()> {
             let figure =
                 format!("{:.2} TB/s of keys and values, {:.0} TFLOP/s", bytes / seconds / 1e12, flops / seconds / 1e12);
             bench.say("rows", &format!("{rows} on {keys}, d {dim}"), seconds, &figure)?;
+        }
+    }
+    Ok(())
+}
+
+/// Few rows on keys in 8 bits, beside the same keys in bf16.
+pub fn codes(bench: &Bench) -> Result<()> {
+    let (gpu, device) = (&bench.gpu, bench.device());
+    for (dim, keys) in [(128, 32 << 10), (128, 128 << 10), (128, 1 << 20), (64, 128 << 10)] {
+        let [k, v] = [2, 3].map(|seed| bench.random(&[KV, keys, dim], seed, 1.0));
+        let (k, v) = (k?, v?);
+        let mut kept = CudaKv::new(device, KV, dim, KvType { computed: DType::Bf16, kept: KvFormat::Q8 }, keys)?;
+        kept.append(device, &k, &v)?;
+        let (computed, wide) = (gpu.kv(&k, &v)?, kept.widened(device)?);
+        for rows in [1, 2, 4, 8, 16, 32, 64] {
+            let q = bench.random(&[QUERY, rows, dim], 1, 1.0)?;
+            let [got, expected] = [&kept, &wide].map(|kv| gpu.attention(&q, kv, Mask::None));
+            let (got, expected) = (got?, expected?);
+            bench.agree(&got.output, &expected.output)?;
+            bench.agree(&got.lse, &expected.lse)?;
+            let time =
+                |kv: &CudaKv| bench.time(40, |_| gpu.attention(&q, kv, Mask::None).map(drop).map_err(Into::into));
+            let (seconds, of_computed) = (time(&kept)?, time(&computed)?);
+            let bytes = (2 * keys * KV * (dim + 2)) as f64;
+            let figure = format!(
+                "{:.2} TB/s of keys and values, {:.2} of bf16's {:.3} ms",
+                bytes / seconds / 1e12,
+                seconds / of_computed,
+                of_computed * 1e3
+            );
+            bench.say("codes", &format!("{rows} on {keys}, d {dim}"), seconds, &figure)?;
         }
     }
     Ok(())

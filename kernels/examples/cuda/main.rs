@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use asterism_kernels::cuda::{Device, Tensor};
-use asterism_kernels::{Cuda, CudaOptions, DType};
+use asterism_kernels::{Cuda, CudaOptions, DType, KvFormat};
 
 /// A GPU and where its figures go.
 struct Bench {
@@ -22,13 +22,15 @@ struct Bench {
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let out =
-        arguments.next().context("usage: cuda <out.jsonl> [copy|products|attention|rows|layers-32|layers-128 ...]")?;
+    let out = arguments
+        .next()
+        .context("usage: cuda <out.jsonl> [copy|products|attention|rows|codes|layers-32|layers-128 ...]")?;
     let mut parts: Vec<String> = arguments.collect();
     if parts.is_empty() {
-        parts = ["copy", "products", "rows", "attention", "layers-32", "layers-128"].map(String::from).to_vec();
+        parts =
+            ["copy", "products", "rows", "codes", "attention", "layers-32", "layers-128"].map(String::from).to_vec();
     }
-    let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false })?;
+    let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })?;
     println!(
         "{}, cublasLt {}, cuDNN {}",
         gpu.device().name()?,
@@ -42,6 +44,7 @@ fn main() -> Result<()> {
             "products" => products::run(&bench),
             "attention" => attention::prefill(&bench),
             "rows" => attention::few_rows(&bench),
+            "codes" => attention::codes(&bench),
             layers => match layers.strip_prefix("layers-").and_then(prefill::Size::parse) {
                 Some(size) => prefill::run(&bench, size),
                 None => anyhow::bail!("part {layers} is not known"),

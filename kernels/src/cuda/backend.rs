@@ -21,8 +21,8 @@ use crate::backend::{
     batch,
 };
 use crate::{
-    Ask, DType, DeviceGroup, Heads, KernelError, KeySets, Likeliest, Mask, Merging, PriorityGuard, Rank, Selector,
-    StepSequence,
+    Ask, DType, DeviceGroup, Heads, KernelError, KeySets, KvFormat, KvType, Likeliest, Mask, Merging, PriorityGuard,
+    Rank, Selector, StepSequence,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -39,7 +39,8 @@ fn numerics(gpu: &Cuda) -> String {
     let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
     let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
     let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
-    format!("cuda {name} {} {linear}{}{CUDA_BUILD}", gpu.dtype.name(), libraries.concat())
+    let kept = gpu.kept.name().map(|kept| format!("keys {kept} ")).unwrap_or_default();
+    format!("cuda {name} {} {kept}{linear}{}{CUDA_BUILD}", gpu.dtype.name(), libraries.concat())
 }
 
 impl ComputeDevice for Cuda {
@@ -60,7 +61,8 @@ impl ComputeDevice for Cuda {
     }
 
     fn another(&self) -> Result<Option<Self>, KernelError> {
-        Self::new(CudaOptions { device: self.index, dtype: self.dtype, eight_bits: self.eight_bits }).map(Some)
+        let &Self { index: device, dtype, eight_bits, kept, .. } = self;
+        Self::new(CudaOptions { device, dtype, eight_bits, kept }).map(Some)
     }
 }
 
@@ -260,13 +262,25 @@ impl KvOps for Cuda {
     type Kv = CudaKv;
 
     fn kv(&self, k: &Tensor, v: &Tensor) -> Result<CudaKv, KernelError> {
-        if let Some(kv) = CudaKv::of(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
+        if let Some(kv) = CudaKv::lying(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
             return Ok(kv);
         }
-        let (heads, t, dim) = k.cube("kv")?;
-        let mut kv = CudaKv::new(&self.device, heads, dim, self.dtype, t)?;
-        kv.append(&self.device, k, v)?;
-        Ok(kv)
+        self.held(k, v, self.dtype.into())
+    }
+
+    fn kv_type(&self) -> KvType {
+        KvType { computed: self.dtype, kept: self.kept }
+    }
+
+    fn kv_kept(&self, k: &Tensor, v: &Tensor) -> Result<CudaKv, KernelError> {
+        match self.kept {
+            KvFormat::Computed => self.kv(k, v),
+            KvFormat::Q8 => self.held(k, v, self.kv_type()),
+        }
+    }
+
+    fn kv_widened(&self, kv: &CudaKv) -> Result<CudaKv, KernelError> {
+        kv.widened(&self.device)
     }
 
     fn kv_append(&self, kv: &mut CudaKv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
@@ -303,7 +317,7 @@ impl KvOps for Cuda {
     }
 
     fn kv_tensors(&self, kv: &CudaKv) -> Result<[Tensor; 2], KernelError> {
-        Ok(kv.tensors())
+        Ok(kv.widened(&self.device)?.tensors())
     }
 
     fn kv_len(&self, kv: &CudaKv) -> usize {
@@ -322,6 +336,12 @@ impl AttentionOps for Cuda {
 
     fn attention(&self, q: &Tensor, kv: &CudaKv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
         self.computed("attention", q)?;
+        if !kv.of().1.is_computed() {
+            return match self.device.attend_codes(q, kv, mask)? {
+                Some(partial) => Ok(partial),
+                None => self.attention(q, &kv.widened(&self.device)?, mask),
+            };
+        }
         // cuDNN writes bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
         let many = q.dtype() == DType::Bf16 && q.shape()[1] > SPLIT_KEY_ROWS && matches!(q.shape()[2], 64 | 128);
         let rounded = many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal);
@@ -356,11 +376,11 @@ impl SelectionOps for Cuda {
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &CudaKv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
-        sparse::selected(self, q, kv, keys)
+        sparse::selected(self, q, &kv.widened(&self.device)?, keys)
     }
 
     fn attention_by(&self, q: &Tensor, kv: &CudaKv, selector: Selector) -> Sparse<'_, Self> {
-        sparse::by_selector(self, q, kv, selector)
+        sparse::by_selector(self, q, &kv.widened(&self.device)?, selector)
     }
 }
 
@@ -441,6 +461,20 @@ impl WireOps for Cuda {
     fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]]) -> Result<Tensor, KernelError> {
         self.device.upload_raw(shape, pieces, self.dtype)
     }
+
+    fn kept_raw(&self, kv: &CudaKv) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        match kv.raw(&self.device)? {
+            Some(raw) => Ok(Box::new(raw)),
+            None => self.raw(&self.kv_tensors(kv)?),
+        }
+    }
+
+    fn upload_kept(&self, shape: [usize; 3], raw @ [keys, values]: [&[&[u8]]; 2]) -> Result<CudaKv, KernelError> {
+        match self.kept {
+            KvFormat::Computed => self.kv(&self.upload_raw(&shape, keys)?, &self.upload_raw(&shape, values)?),
+            KvFormat::Q8 => CudaKv::of_raw(&self.device, shape, raw, self.dtype),
+        }
+    }
 }
 
 impl Collectives for Cuda {
@@ -465,11 +499,23 @@ impl Collectives for Cuda {
 }
 
 impl Cuda {
+    /// A cache of `k, v (kv heads, t, dim)` that is kept so.
+    fn held(&self, k: &Tensor, v: &Tensor, of: KvType) -> Result<CudaKv, KernelError> {
+        let (heads, t, dim) = k.cube("kv")?;
+        let mut kv = CudaKv::new(&self.device, heads, dim, of, t)?;
+        kv.append(&self.device, k, v)?;
+        Ok(kv)
+    }
+
     /// GPUs that compute as one, for a model of such heads.
     ///
     /// # Errors
-    /// [`KernelError::UnlikeDevices`] where they are not of one model, or do not reach each other's memory; as [`DeviceGroup::new`].
+    /// [`KernelError::UnlikeDevices`] where they are not of one model, or do not reach each other's memory; [`KernelError::NoKernel`] where
+    /// one keeps keys otherwise than it computes them; as [`DeviceGroup::new`].
     pub fn group(gpus: Vec<Self>, heads: Heads) -> Result<DeviceGroup<Self>, KernelError> {
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.kept != KvFormat::Computed) {
+            return Err(KernelError::NoKernel { operation: "8-bit keys on several devices", device: gpu.numerics() });
+        }
         gathering::check_alike(&gpus)?;
         DeviceGroup::new(gpus.into_iter().map(Arc::new).collect(), heads)
     }

@@ -29,8 +29,7 @@ use modules::{BLOCK_ROW_COUNTS, EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNT
 pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
 pub(super) use shelf::{KeptMaps, MAP_PAIR, MapShelf, MappedKeys};
-pub(super) use spread::LaunchShape;
-use spread::Occupancy;
+pub(super) use spread::{LaunchShape, Occupancy};
 pub(super) use staging::Pinned;
 use staging::Staging;
 pub(super) use throttle::QUANTUM_OPERATIONS;

@@ -7,7 +7,7 @@ use super::exchange::SignalsSlot;
 use super::linear::Products;
 use super::tensor::Tensor;
 use crate::backend::Partial;
-use crate::{DType, KernelError};
+use crate::{DType, KernelError, KvFormat};
 
 /// How a [`Cuda`] computes.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,8 @@ pub struct CudaOptions {
     /// Whether linear layers but the output head are computed in 8-bit floats (e4m3): weights with a scale for each output,
     /// activations with one for each row. Of bf16 only.
     pub eight_bits: bool,
+    /// How keys and values are kept from call to call.
+    pub kept: KvFormat,
 }
 
 /// A GPU as a backend.
@@ -30,6 +32,7 @@ pub struct Cuda {
     pub(super) positions: PositionsShelf,
     pub(super) dtype: DType,
     pub(super) eight_bits: bool,
+    pub(super) kept: KvFormat,
     pub(super) index: usize,
     pub(super) signals: SignalsSlot,
     pub(super) device: Device,
@@ -47,12 +50,12 @@ impl Cuda {
         let device = Device::open(options.device)?;
         let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
         let ahead = StepAhead::default();
-        let CudaOptions { dtype, device: index, eight_bits } = options;
+        let CudaOptions { dtype, device: index, eight_bits, kept } = options;
         if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
             return Err(KernelError::EightBits { index });
         }
         let (positions, signals) = Default::default();
-        Ok(Self { products, attender, ahead, positions, dtype, eight_bits, index, signals, device })
+        Ok(Self { products, attender, ahead, positions, dtype, eight_bits, kept, index, signals, device })
     }
 
     /// The GPU.

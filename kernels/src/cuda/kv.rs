@@ -1,7 +1,11 @@
-//! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`: appending is writing behind, and strides do not depend
-//! on how much there is.
+//! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`, as they were computed or as codes: appending is writing
+//! behind, and strides do not depend on how much there is.
 
+mod coded;
+mod eight;
 mod kept;
+pub(super) mod keys;
+mod rows;
 pub(super) mod tails;
 
 use std::ops::Range;
@@ -11,7 +15,8 @@ use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
 use super::moves::CopyRun;
 use super::tensor::{Tensor, View};
-use crate::{DType, KernelError};
+use crate::{KernelError, KvType};
+use rows::RowLayout;
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.
 const APPENDED_TOKENS: usize = 64;
@@ -20,9 +25,7 @@ const APPENDED_TOKENS: usize = 64;
 #[derive(Clone)]
 pub struct CudaKv {
     buffers: [Arc<DeviceBuffer>; 2],
-    heads: usize,
-    dim: usize,
-    dtype: DType,
+    rows: RowLayout,
     len: usize,
     capacity: usize,
     /// When its tokens may have been written.
@@ -40,23 +43,35 @@ impl CudaKv {
     /// An empty cache with room for `capacity` tokens.
     ///
     /// # Errors
-    /// [`KernelError::DeviceMemory`] where there is no room.
-    pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
-        let bytes = capacity * heads * dim * dtype.size();
+    /// [`KernelError::DeviceMemory`] where there is no room; [`KernelError::Shape`] for heads that are too long for 8 bits.
+    pub fn new(
+        device: &Device,
+        heads: usize,
+        dim: usize,
+        of: impl Into<KvType>,
+        capacity: usize,
+    ) -> Result<Self, KernelError> {
+        let of = of.into();
+        if !of.is_computed() {
+            eight::check_head(dim)?;
+        }
+        Self::with_rows(device, RowLayout { heads, dim, of }, capacity)
+    }
+
+    fn with_rows(device: &Device, rows: RowLayout, capacity: usize) -> Result<Self, KernelError> {
+        let bytes = rows.bytes(capacity);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
         let (written, maps) = (device.queue().written(), Default::default());
-        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new() })
+        Ok(Self { buffers, rows, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new() })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
-    pub(super) fn of(device: &Device, k: &Tensor, v: &Tensor) -> Option<Self> {
+    pub(super) fn lying(device: &Device, k: &Tensor, v: &Tensor) -> Option<Self> {
         let lies = |x: &Tensor| x.rows_first && x.offset == 0;
         let [heads, len, dim] = k.shape[..] else { return None };
         (lies(k) && lies(v) && (&k.shape, k.dtype) == (&v.shape, v.dtype)).then(|| Self {
             buffers: [Arc::clone(&k.buffer), Arc::clone(&v.buffer)],
-            heads,
-            dim,
-            dtype: k.dtype,
+            rows: RowLayout::computed(heads, dim, k.dtype),
             len,
             capacity: len,
             written: device.queue().written(),
@@ -93,25 +108,23 @@ impl CudaKv {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        2 * self.capacity * self.row()
+        2 * self.rows.bytes(self.capacity)
     }
 
-    fn row(&self) -> usize {
-        self.heads * self.dim * self.dtype.size()
-    }
-
-    /// Keys, then values, of tokens `start..end`.
+    /// Keys, then values, of tokens `start..end` of a cache in compute type.
     ///
     /// # Panics
-    /// When the cache has no room for such tokens.
+    /// When the cache has no room for such tokens, or is in 8 bits.
     pub fn view(&self, start: usize, end: usize) -> [View<'_>; 2] {
         assert!(start <= end && end <= self.capacity, "tokens {start}..{end} of {}", self.capacity);
-        let at = Strides::by_rows(self.heads, self.dim);
-        let pointer = |buffer: &DeviceBuffer| buffer.pointer + (start * self.row()) as u64;
+        let rows @ RowLayout { heads, dim, of } = self.rows;
+        assert!(of.is_computed(), "codes are no elements");
+        let at = Strides::by_rows(heads, dim);
+        let pointer = |buffer: &DeviceBuffer| buffer.pointer + (start * rows.row()) as u64;
         [0, 1].map(|i| {
-            let shape = [self.heads, end - start, self.dim];
+            let shape = [heads, end - start, dim];
             let map = Some(&self.maps[i]).filter(|_| (start, end) == (0, self.len));
-            View::new(pointer(&self.buffers[i]), shape, at, self.dtype).written(self.written).mapped(map)
+            View::new(pointer(&self.buffers[i]), shape, at, of.computed).written(self.written).mapped(map)
         })
     }
 
@@ -120,18 +133,37 @@ impl CudaKv {
     ///
     /// # Errors
     /// [`KernelError::DeviceMemory`] where there is no room.
+    ///
+    /// # Panics
+    /// When the cache is in 8 bits.
     pub fn extend(&mut self, device: &Device, count: usize) -> Result<[View<'_>; 2], KernelError> {
+        let Range { start, end } = self.room(device, count)?;
+        Ok(self.view(start, end))
+    }
+
+    /// As [`CudaKv::extend`], of any cache: the tokens that there is room for now.
+    fn room(&mut self, device: &Device, count: usize) -> Result<Range<usize>, KernelError> {
         let (start, end) = (self.len, self.len + count);
         if end > self.capacity || self.is_shared() {
             let capacity = if end > self.capacity { end.max(2 * self.capacity) } else { self.capacity };
-            let grown = Self::new(device, self.heads, self.dim, self.dtype, capacity)?;
-            let [from, to] = [&self.buffers, &grown.buffers].map(|of| [of[0].pointer, of[1].pointer]);
-            device.copy_pair(from, to, start * self.row())?;
+            let grown = Self::with_rows(device, self.rows, capacity)?;
+            device.copy_bytes(&self.copies(0..start, (&grown, 0)))?;
             *self = grown;
         }
         self.resize(end);
         self.written = WriteMark::UNKNOWN;
-        Ok(self.view(start, end))
+        Ok(start..end)
+    }
+
+    /// Where some of its tokens are copied from and to, and how many bytes: to another cache that is kept alike, from its token `to` on.
+    fn copies(&self, tokens: Range<usize>, (other, to): (&Self, usize)) -> Vec<(u64, u64, usize)> {
+        let from = self.rows.runs(self.capacity, &tokens);
+        let runs: Vec<_> = from.zip(other.rows.runs(other.capacity, &(to..to + tokens.len()))).collect();
+        let buffers = self.buffers.iter().zip(&other.buffers);
+        let of_buffers = buffers.flat_map(|(from, to)| {
+            runs.iter().map(|&((own, bytes), (others, _))| (from.pointer + own, to.pointer + others, bytes))
+        });
+        of_buffers.collect()
     }
 
     /// Whether others may have its memory.
@@ -150,16 +182,26 @@ impl CudaKv {
         v: &Tensor,
     ) -> Result<(), KernelError> {
         let (heads, t, dim) = k.cube("kv_append")?;
-        let lies = |x: &Tensor| x.rows_first && x.shape == k.shape;
+        let fits = |kv: &Self, rows: &Range<usize>| {
+            let RowLayout { heads: own, dim: own_dim, of } = kv.rows;
+            v.shape == k.shape
+                && rows.end <= t
+                && (heads, dim) == (own, own_dim)
+                && [k.dtype, v.dtype] == [of.computed; 2]
+        };
+        if !caches.is_empty() && caches.iter().all(|(kv, rows)| !kv.rows.of.is_computed() && fits(kv, rows)) {
+            return Self::keep_each(device, caches, [k.heads_first()?, v.heads_first()?]);
+        }
         let mut runs = Vec::with_capacity(2 * caches.len());
         for (kv, rows) in caches {
-            let whole = lies(k) && lies(v) && rows.end <= t && (heads, dim) == (kv.heads, kv.dim);
-            if !whole || [k.dtype, v.dtype] != [kv.dtype; 2] || !kv.row().is_multiple_of(16) {
+            let row = kv.rows.row();
+            let lie = k.rows_first && v.rows_first && kv.rows.of.is_computed();
+            if !lie || !fits(kv, &rows) || !row.is_multiple_of(16) {
                 let [k, v] = [k, v].map(|x| device.narrow(x, 1, rows.start, rows.end));
                 kv.append(device, &k?, &v?)?;
                 continue;
             }
-            let (row, count) = (kv.row(), rows.len());
+            let count = rows.len();
             for (to, from) in kv.extend(device, count)?.into_iter().zip([k, v]) {
                 let from = from.pointer() + (rows.start * row) as u64;
                 runs.extend(CopyRun::of(from, to.pointer, count * row));
@@ -174,14 +216,18 @@ impl CudaKv {
     /// [`KernelError::Shape`] and [`KernelError::DType`] for rows that do not fit the cache.
     pub fn append(&mut self, device: &Device, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
         let (heads, t, dim) = k.cube("kv_append")?;
-        if v.shape != k.shape || (heads, dim) != (self.heads, self.dim) {
-            let expected = format!("k and v ({}, t, {})", self.heads, self.dim);
+        let RowLayout { heads: own, dim: own_dim, of } = self.rows;
+        if v.shape != k.shape || (heads, dim) != (own, own_dim) {
+            let expected = format!("k and v ({own}, t, {own_dim})");
             return Err(KernelError::shape("kv_append", expected, &[&k.shape, &v.shape]));
         }
-        if let Some(got) = [k.dtype, v.dtype].into_iter().find(|dtype| *dtype != self.dtype) {
+        if let Some(got) = [k.dtype, v.dtype].into_iter().find(|dtype| *dtype != of.computed) {
             return Err(KernelError::DType { operation: "kv_append", got });
         }
-        let (bytes, by_rows) = (t * self.row(), Strides::by_rows(heads, dim));
+        if !of.is_computed() {
+            return self.keep(device, k, v);
+        }
+        let (bytes, by_rows) = (t * self.rows.row(), Strides::by_rows(heads, dim));
         let [to_k, to_v] = self.extend(device, t)?;
         let (k, v) = (k.heads_first()?, v.heads_first()?);
         if t <= APPENDED_TOKENS && k.at == by_rows && v.at == by_rows && bytes.is_multiple_of(16) {
@@ -195,22 +241,24 @@ impl CudaKv {
         Ok(())
     }
 
-    /// The tokens of caches, one behind the other, with room for `more`: by few launches, however many there are.
+    /// The tokens of caches, one behind the other in compute type, with room for `more`: by few launches, however many there are, where
+    /// they are in compute type themselves.
     ///
     /// # Errors
     /// As [`CudaKv::append_cache`].
     pub fn joined(device: &Device, first: &Self, others: &[&Self], more: usize) -> Result<Self, KernelError> {
         let all = || [first].into_iter().chain(others.iter().copied());
-        all().try_for_each(|kv| first.check_alike(kv))?;
+        let rows = first.rows.widened();
+        all().try_for_each(|kv| rows.check_alike(kv.rows.widened(), kv.len))?;
         let tokens: usize = all().map(Self::len).sum();
-        let mut joined = Self::new(device, first.heads, first.dim, first.dtype, tokens + more)?;
-        if !joined.row().is_multiple_of(16) {
+        let mut joined = Self::with_rows(device, rows, tokens + more)?;
+        if !rows.row().is_multiple_of(16) || all().any(|kv| !kv.rows.of.is_computed()) {
             all().try_for_each(|kv| joined.append_cache(device, kv))?;
             return Ok(joined);
         }
         let (to, mut at, mut runs) = (joined.buffers.each_ref().map(|of| of.pointer), 0, Vec::new());
         for kv in all() {
-            let bytes = kv.len * kv.row();
+            let bytes = kv.len * rows.row();
             for (from, to) in kv.buffers.iter().zip(to) {
                 runs.extend(CopyRun::of(from.pointer, to + at, bytes));
             }
@@ -222,32 +270,32 @@ impl CudaKv {
         Ok(joined)
     }
 
-    fn check_alike(&self, more: &Self) -> Result<(), KernelError> {
-        if (self.heads, self.dim, self.dtype) != (more.heads, more.dim, more.dtype) {
-            let expected = format!("a cache of ({}, t, {}) {:?}", self.heads, self.dim, self.dtype);
-            return Err(KernelError::shape("kv_extend", expected, &[&[more.heads, more.len, more.dim]]));
-        }
-        Ok(())
-    }
-
-    /// Appends the tokens of another cache.
+    /// Appends the tokens of another cache, which is kept alike, or in 8 bits where this is in compute type.
     ///
     /// # Errors
     /// [`KernelError::Shape`] for a cache of other heads or another type.
     pub fn append_cache(&mut self, device: &Device, more: &Self) -> Result<(), KernelError> {
-        self.check_alike(more)?;
-        let from = [more.buffers[0].pointer, more.buffers[1].pointer];
-        let [to_k, to_v] = self.extend(device, more.len)?;
-        device.copy_pair(from, [to_k.pointer, to_v.pointer], more.len * more.row())?;
+        if self.rows == more.rows.widened() && self.rows != more.rows {
+            return self.append_widened(device, more);
+        }
+        self.rows.check_alike(more.rows, more.len)?;
+        let Range { start, .. } = self.room(device, more.len)?;
+        device.copy_bytes(&more.copies(0..more.len, (self, start)))?;
         self.written = device.queue().written();
         Ok(())
     }
 
-    /// Keys, then values, in the memory where they lie: who appends to the cache afterwards gets other memory.
+    /// Keys, then values, of a cache in compute type, in the memory where they lie: who appends to the cache afterwards gets other
+    /// memory.
+    ///
+    /// # Panics
+    /// When the cache is in 8 bits.
     pub fn tensors(&self) -> [Tensor; 2] {
+        let RowLayout { heads, dim, of } = self.rows;
+        assert!(of.is_computed(), "codes are no elements");
         self.buffers.each_ref().map(|buffer| Tensor {
-            shape: vec![self.heads, self.len, self.dim],
-            dtype: self.dtype,
+            shape: vec![heads, self.len, dim],
+            dtype: of.computed,
             buffer: Arc::clone(buffer),
             offset: 0,
             rows_first: true,
@@ -262,10 +310,9 @@ impl CudaKv {
         if start > end || end > self.len {
             return Err(KernelError::shape("kv_rows", format!("a range within {} rows", self.len), &[&[start, end]]));
         }
-        let mut part = Self::new(device, self.heads, self.dim, self.dtype, end - start)?;
+        let mut part = Self::with_rows(device, self.rows, end - start)?;
         part.resize(end - start);
-        let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
-        device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
+        device.copy_bytes(&self.copies(start..end, (&part, 0)))?;
         part.written = device.queue().written();
         Ok(part)
     }

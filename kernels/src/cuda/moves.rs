@@ -82,6 +82,18 @@ impl Device {
         self.copy_2d((b, 0), (to_b, 0), bytes, 1)
     }
 
+    /// Runs of bytes, from where and to where, that do not overlap: by few launches, but those that do not lie in whole steps.
+    pub(super) fn copy_bytes(&self, copies: &[(u64, u64, usize)]) -> Result<(), KernelError> {
+        let mut runs = Vec::with_capacity(copies.len());
+        for &(from, to, bytes) in copies {
+            match CopyRun::of(from, to, bytes) {
+                Some(run) => runs.push(run),
+                None => self.copy_2d((from, 0), (to, 0), bytes, 1)?,
+            }
+        }
+        self.copy_runs(&runs)
+    }
+
     /// Copies runs that do not overlap, by as few launches as there can be.
     pub(super) fn copy_runs(&self, runs: &[CopyRun]) -> Result<(), KernelError> {
         for some in runs.chunks(RUNS) {

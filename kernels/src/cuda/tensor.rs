@@ -38,6 +38,13 @@ pub(super) struct Staged<'a> {
     _held: Vec<Tensor>,
 }
 
+impl<'a> Staged<'a> {
+    /// So many bytes that were packed on the device.
+    pub fn of(device: &'a Device, buffer: DeviceBuffer, bytes: usize) -> Self {
+        Self { device, buffer: Arc::new(buffer), bytes, _held: Vec::new() }
+    }
+}
+
 impl RawBytes for Staged<'_> {
     fn size(&self) -> usize {
         self.bytes

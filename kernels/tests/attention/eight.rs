@@ -2,7 +2,11 @@
 
 use super::*;
 use asterism_kernels::{DType, KvFormat, KvType};
+#[cfg(feature = "cuda")]
+use asterism_kernels::{Selector, StripeRule};
 use common::eight_bit_backends;
+
+use crate::on_every_eight;
 
 /// The largest of a row.
 fn largest(row: &[f32]) -> f32 {
@@ -70,15 +74,94 @@ proptest! {
 
     #[test]
     fn what_is_kept_is_off_by_half_a_step_and_moves_as_it_lies(case in case()) {
-        for backend in eight_bit_backends() {
+        on_every_eight!(backend => {
             kept_within_a_step(backend, &case)?;
-        }
+        });
     }
 
     #[test]
     fn what_is_kept_widens(case in case()) {
-        for backend in eight_bit_backends() {
+        on_every_eight!(backend => {
             widens(backend, &case)?;
+        });
+    }
+}
+
+/// Whatever device keeps a row, and widens it, has the bits of the processor.
+#[cfg(feature = "cuda")]
+fn codes_are_the_processors(case: &Case, factor: f32) -> Result<(), TestCaseError> {
+    let AttentionShape { heads: Heads { kv: heads, dim, .. }, keys, .. } = case.shape;
+    for gpu in common::eight_bit_devices() {
+        let like = |cpu: &&Cpu| cpu.dtype() == gpu.dtype();
+        let cpu = eight_bit_backends().iter().find(like).expect("there is one of each type");
+        let [k, v] =
+            [1, 2].map(|which: usize| case.operands(cpu)[which].iter().map(|x| x * factor).collect::<Vec<f32>>());
+        let (on_gpu, on_cpu) = (cache(gpu, case.shape, &k, &v), cache(cpu, case.shape, &k, &v));
+        let raw = [gpu.kept_raw(&on_gpu).unwrap().whole().unwrap(), cpu.kept_raw(&on_cpu).unwrap().whole().unwrap()];
+        prop_assert!(raw[0] == raw[1], "codes of {:?}", case);
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let (wide, expected) = (gpu.kv_tensors(&on_gpu).unwrap(), cpu.kv_tensors(&on_cpu).unwrap());
+        for (wide, expected) in wide.iter().zip(&expected) {
+            prop_assert!(bits(gpu.download(wide).unwrap()) == bits(cpu.download(expected).unwrap()), "{:?}", case);
+        }
+        // As it lies, from one kind of device to the other and back.
+        let (keys_raw, values_raw) = raw[1].split_at(raw[1].len() / 2);
+        let moved = gpu.upload_kept([heads, keys, dim], [&[keys_raw], &[values_raw]]).unwrap();
+        prop_assert!(gpu.kept_raw(&moved).unwrap().whole().unwrap() == raw[1], "moved: {:?}", case);
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_gpu_keeps_the_codes_of_the_processor(case in case(), power in -30i32..30) {
+        codes_are_the_processors(&case, (power as f32).exp2())?;
+    }
+}
+
+/// What has no kernel for codes reads what they stand for.
+#[cfg(feature = "cuda")]
+#[test]
+fn keys_are_selected_among_what_codes_stand_for() {
+    let heads = Heads { query: 4, kv: 2, dim: 64 };
+    let shape = AttentionShape { heads, queries: 300, keys: 300, mask: Mask::Causal };
+    let case = Case { shape, seed: 5, sharpness: 3.0 };
+    for gpu in common::eight_bit_devices() {
+        let [q, k, v] = case.operands(gpu);
+        let (q, kv) = (tensor(gpu, &[4, 300, 64], &q), cache(gpu, shape, &k, &v));
+        let wide = gpu.kv_widened(&kv).unwrap();
+        let selector = Selector::Stripes(StripeRule { theta: 2.0, step: 2, block_q: 16, block_kv: 16 });
+        let [(codes, found), (computed, expected)] = [&kv, &wide].map(|kv| {
+            let (partial, selection) = gpu.attention_by(&q, kv, selector).unwrap();
+            (download(gpu, &partial), selection.lists().unwrap().pairs(300))
+        });
+        assert!(codes == computed && found == expected);
+    }
+}
+
+/// Few rows and many, over keys that fill pieces, shares of them and blocks, or do not: against what the codes stand for, and each row
+/// alone, by every kernel that reads codes.
+#[cfg(feature = "cuda")]
+#[test]
+fn codes_are_read_to_the_same_bits_by_whatever_kernel() {
+    for gpu in common::eight_bit_devices().iter().filter(|gpu| gpu.dtype() == DType::Bf16) {
+        for (dim, group) in [(128, 4), (64, 7), (128, 1), (64, 3)] {
+            for (queries, keys) in
+                [(1, 1), (1, 15), (2, 17), (1, 255), (5, 2047), (16, 2049), (64, 4097), (70, 6000), (3, 0)]
+            {
+                let window = Mask::Streaming { sink: 4, window: 900, first_row: 3000, first_key: 0 };
+                for mask in [Mask::None, Mask::Causal, window] {
+                    let heads = Heads { query: 2 * group, kv: 2, dim };
+                    let case = Case { shape: AttentionShape { heads, queries, keys, mask }, seed: 11, sharpness: 3.0 };
+                    agrees_with_the_reference(gpu, &case).unwrap();
+                    if keys > 0 {
+                        rows_stand_alone(gpu, &case, 3).unwrap();
+                    }
+                }
+            }
         }
     }
 }
@@ -90,12 +173,12 @@ fn a_large_element_of_a_key_does_not_hide_the_others() {
     let mut k = numbers(40 * 64, 3);
     k.iter_mut().step_by(64).for_each(|x| *x = 300.0);
     let v = numbers(40 * 64, 4);
-    for backend in eight_bit_backends() {
+    on_every_eight!(backend => {
         let [kept, _] = held(backend, shape, &k, &v);
         let worst = k.iter().zip(&kept).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
         // By one scale for all it would be half of 300 / 127.
         assert!(worst < 0.4, "{worst}");
-    }
+    });
 }
 
 #[test]
@@ -119,12 +202,12 @@ fn half_the_bytes_of_bf16_are_taken() {
         let bytes = |kept| KvType { computed: DType::Bf16, kept }.row_bytes(dim) as f32;
         let share = bytes(KvFormat::Q8) / bytes(KvFormat::Computed);
         assert!(share < 0.516, "{share}");
-        for backend in eight_bit_backends().iter().filter(|backend| backend.dtype() == DType::Bf16) {
+        on_every_eight!(backend => {
             let shape =
                 AttentionShape { heads: Heads { query: 1, kv: 1, dim }, queries: 1, keys: 4096, mask: Mask::None };
             let values = numbers(4096 * dim, 1);
             let taken = backend.kv_bytes(&cache(backend, shape, &values, &values)) as f32;
             assert_eq!(taken, 2.0 * 4096.0 * bytes(KvFormat::Q8));
-        }
+        });
     }
 }

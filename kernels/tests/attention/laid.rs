@@ -219,7 +219,9 @@ fn a_laid_step_has_the_bits_of_its_layers_and_of_each_sequence_alone() {
     let cpu = || Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
     laid_steps_are_their_layers(&DeviceGroup::new(vec![cpu(), cpu()], heads).unwrap(), heads, 3);
     #[cfg(feature = "cuda")]
-    for backend in crate::common::devices().iter().filter(|gpu| gpu.lays_steps(1)) {
+    let (computed, eight) = (crate::common::devices().iter(), crate::common::eight_bit_devices().iter());
+    #[cfg(feature = "cuda")]
+    for backend in computed.chain(eight).filter(|gpu| gpu.lays_steps(1)) {
         laid_steps_are_their_layers(backend, Heads { query: 32, kv: 8, dim: 128 }, 200);
         laid_steps_are_their_layers(backend, Heads { query: 6, kv: 2, dim: 64 }, 20);
     }

@@ -5,6 +5,8 @@ mod numbers;
 use std::{io::Write as _, sync::OnceLock};
 
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice, KvFormat};
+#[cfg(feature = "cuda")]
+use asterism_kernels::{Cuda, CudaOptions};
 use proptest::test_runner::TestCaseError;
 
 pub use numbers::numbers;
@@ -26,20 +28,30 @@ pub fn eight_bit_backends() -> &'static [Cpu] {
 
 /// The GPU in both compute types; none, said aloud, where there is none. `ASTERISM_REQUIRE_GPU` makes that a failure.
 #[cfg(feature = "cuda")]
-pub fn devices() -> &'static [asterism_kernels::Cuda] {
-    static DEVICES: OnceLock<Vec<asterism_kernels::Cuda>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let open =
-            |dtype| asterism_kernels::Cuda::new(asterism_kernels::CudaOptions { device: 0, dtype, eight_bits: false });
-        match [DType::F32, DType::Bf16].into_iter().map(open).collect() {
-            Ok(devices) => devices,
-            Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),
-            Err(error) => {
-                let _ = writeln!(std::io::stderr(), "NOT TESTED on a GPU: {error}");
-                Vec::new()
-            }
+pub fn devices() -> &'static [Cuda] {
+    static DEVICES: OnceLock<Vec<Cuda>> = OnceLock::new();
+    DEVICES.get_or_init(|| opened(KvFormat::Computed))
+}
+
+/// The same that keep keys and values in 8 bits.
+#[cfg(feature = "cuda")]
+#[allow(dead_code, reason = "not every test has keys that are kept")]
+pub fn eight_bit_devices() -> &'static [Cuda] {
+    static DEVICES: OnceLock<Vec<Cuda>> = OnceLock::new();
+    DEVICES.get_or_init(|| opened(KvFormat::Q8))
+}
+
+#[cfg(feature = "cuda")]
+fn opened(kept: KvFormat) -> Vec<Cuda> {
+    let open = |dtype| Cuda::new(CudaOptions { device: 0, dtype, eight_bits: false, kept });
+    match [DType::F32, DType::Bf16].into_iter().map(open).collect() {
+        Ok(devices) => devices,
+        Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "NOT TESTED on a GPU: {error}");
+            Vec::new()
         }
-    })
+    }
 }
 
 /// Runs a block for every backend there is: the processor's kernels and, built with them, the GPU's.
@@ -57,7 +69,17 @@ macro_rules! on_every_backend {
 macro_rules! on_every_cache {
     ($backend:ident => $check:block) => {
         $crate::on_every_backend!($backend => $check);
+        $crate::on_every_eight!($backend => $check);
+    };
+}
+
+/// Those that keep keys and values in 8 bits alone.
+#[macro_export]
+macro_rules! on_every_eight {
+    ($backend:ident => $check:block) => {
         for $backend in $crate::common::eight_bit_backends() $check
+        #[cfg(feature = "cuda")]
+        for $backend in $crate::common::eight_bit_devices() $check
     };
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
-use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, Heads, KernelError, Mask, Rotary};
+use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, Heads, KernelError, KvFormat, Mask, Rotary};
 
 use super::{draw, gpu};
 
@@ -71,7 +71,8 @@ fn gathered(members: &[Arc<Cuda>; 2], gather: &dyn AllGather<Cuda>, sizes: [[usi
 /// Two GPUs, or two queues of one.
 fn two() -> Option<[Arc<Cuda>; 2]> {
     gpu()?;
-    let open = |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false });
+    let open =
+        |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed });
     let other = open(1).or_else(|_| open(0)).unwrap();
     Some([Arc::new(open(0).unwrap()), Arc::new(other)])
 }

@@ -33,8 +33,12 @@ fn main() -> Result<()> {
         None => run(arguments, Cpu::new(CpuOptions::default())?),
         #[cfg(feature = "cuda")]
         Some("cuda") => {
-            let options =
-                asterism_kernels::CudaOptions { device: 0, dtype: asterism_kernels::DType::F32, eight_bits: false };
+            let options = asterism_kernels::CudaOptions {
+                device: 0,
+                dtype: asterism_kernels::DType::F32,
+                eight_bits: false,
+                kept: asterism_kernels::KvFormat::Computed,
+            };
             run(arguments, asterism_kernels::Cuda::new(options)?)
         }
         Some(device) => bail!("device {device} is not known here; a build with the feature cuda knows \"cuda\""),

@@ -125,7 +125,7 @@ fn linear(file: &ClusterFile, section: &ModelSection) -> Result<Option<LinearTyp
     Err(ClusterError::Value { key: "model.linear", got: "\"fp8\"".into(), expected })
 }
 
-/// 8-bit keys and values are those of hosts that are one CPU each.
+/// 8-bit keys and values are those of hosts that are one device each.
 fn kept(file: &ClusterFile, section: &ModelSection) -> Result<KvFormat, ClusterError> {
     let refused = |got: &str, expected: String| {
         Err(ClusterError::Value { key: "model.kv_dtype", got: format!("{got:?}"), expected })
@@ -133,7 +133,7 @@ fn kept(file: &ClusterFile, section: &ModelSection) -> Result<KvFormat, ClusterE
     match section.kv_dtype {
         None => Ok(KvFormat::Computed),
         Some(KvDType::Fp8) => {
-            let expected = "\"q8\", which hosts on CPUs keep; this version has no kernels for keys in 8-bit floats, on no device: leave kv_dtype out on GPUs";
+            let expected = "\"q8\", which takes as many bytes and is closer: 8-bit integers with a scale for each token of a head; this version has no kernels for keys in 8-bit floats";
             refused("fp8", expected.into())
         }
         Some(KvDType::Q8) => {
@@ -142,13 +142,10 @@ fn kept(file: &ClusterFile, section: &ModelSection) -> Result<KvFormat, ClusterE
                 None => vec![host.device.unwrap_or(section.device)],
             };
             let mut own = file.hosts.iter().filter(|host| file.model_of(host).0 == section.name.as_deref());
-            let other = own.find_map(|host| Some((host, devices(host))).filter(|(_, of)| *of != [Device::Cpu]));
+            let other = own.find_map(|host| Some((host, devices(host).len())).filter(|(_, of)| *of != 1));
             let Some((host, of)) = other else { return Ok(KvFormat::Q8) };
-            let what = match of.iter().find(|device| **device != Device::Cpu) {
-                Some(device) => format!("host '{}' is on {device}, which has no kernels for 8-bit keys", host.name),
-                None => format!("host '{}' has {} devices, and 8-bit keys are of hosts with one", host.name, of.len()),
-            };
-            refused("q8", format!("{what}; leave kv_dtype out, or write device = \"cpu\" for all hosts of the model"))
+            let what = format!("host '{}' has {of} devices, and 8-bit keys are of hosts with one", host.name);
+            refused("q8", format!("{what}; leave kv_dtype out, or give every device a host of its own"))
         }
     }
 }

@@ -11,7 +11,7 @@ use asterism_actors::{
     cores::Cores,
     host::{self, HostEnd},
 };
-use asterism_kernels::{Backend, Cpu, DeviceGroup, KernelError, check_heads};
+use asterism_kernels::{Backend, Cpu, DeviceGroup, KernelError, KvFormat, check_heads};
 use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, SharedWeights, Tokenizer};
 
 use crate::{
@@ -99,12 +99,14 @@ pub struct Numbers {
     pub dtype: DType,
     /// Linear layers, if not in that.
     pub linear: Option<LinearType>,
+    /// How keys and values are kept.
+    pub kept: KvFormat,
 }
 
 impl Numbers {
     /// As the cluster file says.
     pub fn of(model: &Model) -> Self {
-        Self { dtype: model.dtype, linear: model.linear }
+        Self { dtype: model.dtype, linear: model.linear, kept: model.kept }
     }
 
     /// Bytes that `parts` of a model of this shape take.
@@ -235,25 +237,25 @@ fn cpus(setup: &DeviceSetup) -> Result<(Vec<Cpu>, Arc<dyn Cores>), ModelError> {
     let (numbers, devices) = ((cluster.model.dtype, cluster.model.kept), host.devices.count());
     let threads = (host.threads.unwrap_or(*cores) / devices).max(1);
     let cpu = |_| crate::processes::checkpoint::cpu(numbers, threads, host.kernels);
-    if devices > 1 {
-        keeps_as_computed(setup)?;
-    }
+    keeps_so(setup)?;
     let cpus = (0..devices).map(cpu).collect::<Result<Vec<_>, _>>()?;
     let limits = cpus.iter().map(Cpu::thread_limit).collect();
     Ok((cpus, Arc::new(SharedCores::new(cluster, host, *cores, limits))))
 }
 
-/// Refuses 8-bit keys and values on devices that do not keep them: `validate` does so for the hosts of a cluster file, and a host that
-/// joins later may have others.
-fn keeps_as_computed(DeviceSetup { cluster, host, .. }: &DeviceSetup) -> Result<(), ModelError> {
-    let Some(_) = cluster.model.kept.name() else { return Ok(()) };
+/// Refuses 8-bit keys and values on several devices, which do not keep them: `validate` does so for the hosts of a cluster file, and a host
+/// that joins later may have others.
+fn keeps_so(DeviceSetup { cluster, host, .. }: &DeviceSetup) -> Result<(), ModelError> {
+    if cluster.model.kept == KvFormat::Computed || host.devices.count() == 1 {
+        return Ok(());
+    }
     Err(KernelError::NoKernel { operation: "8-bit keys and values", device: host.devices.to_string() }.into())
 }
 
 /// A host's GPUs.
 #[cfg(feature = "cuda")]
 fn gpus(setup: &DeviceSetup) -> Result<(Vec<Cuda>, Arc<dyn Cores>), ModelError> {
-    keeps_as_computed(setup)?;
+    keeps_so(setup)?;
     let numbers = Numbers::of(&setup.cluster.model);
     let index = |device: &Device| if let Device::Cuda(index) = device { Some(*index) } else { None };
     let indices = setup.host.devices.all().iter().filter_map(index);
@@ -291,6 +293,7 @@ pub fn cuda(index: usize, numbers: Numbers) -> Result<Cuda, ModelError> {
         device: index,
         dtype: crate::processes::checkpoint::dtype(numbers.dtype),
         eight_bits: numbers.linear == Some(LinearType::Fp8),
+        kept: numbers.kept,
     };
     let gpu = Cuda::new(options)?;
     if !gpu.attender().has_library() {
@@ -358,8 +361,9 @@ mod tests {
     fn weights_are_counted_as_they_are_loaded() {
         let checkpoint = Checkpoint::embedded().unwrap();
         let shape = checkpoint.config();
-        let [context, all] = [DecoderParts::Context, DecoderParts::All]
-            .map(|parts| Numbers { dtype: DType::F32, linear: None }.weight_bytes(shape, parts));
+        let [context, all] = [DecoderParts::Context, DecoderParts::All].map(|parts| {
+            Numbers { dtype: DType::F32, linear: None, kept: KvFormat::Computed }.weight_bytes(shape, parts)
+        });
         let counted = |recovery: &str, process: &str| {
             let cluster = cluster("", recovery, process);
             cluster.hosts.iter().map(|host| weight_bytes(&cluster, host, shape)).collect::<Vec<_>>()

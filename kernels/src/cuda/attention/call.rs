@@ -1,5 +1,6 @@
 //! Calls of attention: as they are made, and as the own kernels declare them. Launches nothing.
 
+use super::super::kv::keys::Keys;
 use super::super::tensor::{Tensor, View};
 use crate::{DType, KernelError, Mask};
 
@@ -132,37 +133,42 @@ impl Tiled {
     /// Rows `first..first + rows` of a call.
     pub fn of(call: &CudaAttentionCall<'_>, first: usize, rows: usize) -> Self {
         let CudaAttentionCall { q, k, v, out, lse, mask } = call;
-        let to = out.part(first, first + rows);
+        let asking = Self::asking(*q, Keys::Computed([*k, *v]), *mask, (first, rows));
+        asking.to(out.part(first, first + rows), lse, first)
+    }
+
+    /// The same, with a place for the results of its rows, whose first has the log-sum-exps of row `first`.
+    pub fn to(self, out: View<'_>, lse: &Tensor, first: usize) -> Self {
         Self {
-            out: to.pointer,
+            out: out.pointer,
             lse: lse.pointer() + 4 * first as u64,
             out_head: out.at.head,
             out_row: out.at.row,
             lse_head: lse.shape[1] as i64,
             out_is_bf16: i32::from(out.dtype == DType::Bf16),
-            ..Self::asking(*q, [*k, *v], *mask, (first, rows))
+            ..self
         }
     }
 
     /// The same of a call whose results have no place yet.
-    pub fn asking(q: View<'_>, [k, v]: [View<'_>; 2], mask: Mask, (first, rows): (usize, usize)) -> Self {
-        let asking = q.part(first, first + rows);
+    pub fn asking(q: View<'_>, keys: Keys<'_>, mask: Mask, (first, rows): (usize, usize)) -> Self {
+        let (asking, ([k, v], at)) = (q.part(first, first + rows), keys.places());
         Self {
             q: asking.pointer,
-            k: k.pointer,
-            v: v.pointer,
+            k,
+            v,
             out: 0,
             lse: 0,
             sums: 0,
             q_head: q.at.head,
             q_row: q.at.row,
-            kv_head: k.at.head,
-            kv_row: k.at.row,
+            kv_head: at.head,
+            kv_row: at.row,
             out_head: 0,
             out_row: 0,
             lse_head: 0,
-            mask: MaskArgument::of(mask, (q.rows, k.rows), first),
-            group: (q.heads / k.heads) as i32,
+            mask: MaskArgument::of(mask, (q.rows, keys.tokens()), first),
+            group: (q.heads / keys.heads()) as i32,
             rows: rows as i32,
             out_is_bf16: 0,
             scale: std::f32::consts::LOG2_E / (q.dim as f32).sqrt(),

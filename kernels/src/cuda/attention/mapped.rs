@@ -1,7 +1,9 @@
-//! Calls as Hopper's kernels want them: with maps of their keys and values for the tensor copy engine.
+//! Calls as kernels want them: with maps of their keys and values for the tensor copy engine, where it is Hopper's, and with scales where
+//! keys are codes.
 
 use super::super::device::Device;
 use super::super::device::layout::{Lies, Map, encode};
+use super::super::kv::keys::Keys;
 use super::super::tensor::View;
 use super::call::Tiled;
 use crate::KernelError;
@@ -23,6 +25,26 @@ impl Mapped {
     }
 }
 
+/// A call over codes, as `codes.cu` declares it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Scaled {
+    pub call: Tiled,
+    /// Of keys, then of values.
+    pub scales: [u64; 2],
+}
+
+/// How kernels come to the keys and values of a call.
+#[allow(clippy::large_enum_variant, reason = "maps go to the kernels as they are")]
+#[derive(Clone, Copy)]
+pub enum Reach {
+    /// By where these are.
+    Addresses,
+    Maps(EncodedMaps),
+    /// By where codes are, and their scales, of keys and of values.
+    Scales([u64; 2]),
+}
+
 /// Maps of keys and values, and whether these were written by none of what the launch behind may overlap.
 #[derive(Clone, Copy)]
 pub struct EncodedMaps {
@@ -33,6 +55,14 @@ pub struct EncodedMaps {
 const _: () = assert!(size_of::<Mapped>() == 448, "without gaps");
 
 impl Device {
+    /// How the kernels that cut keys come to these.
+    pub(super) fn reach(&self, keys: Keys<'_>) -> Result<Reach, KernelError> {
+        Ok(match keys {
+            Keys::Eight(codes) => Reach::Scales(codes.scales),
+            Keys::Computed(keys) => self.laid(keys)?.map_or(Reach::Addresses, Reach::Maps),
+        })
+    }
+
     /// Maps of keys and values, where there is a kernel that wants them.
     pub(in super::super) fn laid(&self, keys: [View<'_>; 2]) -> Result<Option<EncodedMaps>, KernelError> {
         if !self.is_hopper() {

@@ -1,11 +1,14 @@
 //! The own attention kernels, launched.
 
+mod codes;
+
 use super::super::device::{Device, LaunchShape, launch, typed};
+use super::super::kv::keys::Keys;
 use super::super::tensor::Tensor;
 use super::call::{CudaAttentionCall, MaskArgument, Pieces, Tiled};
 use super::lists::Lists;
-use super::mapped::Mapped;
-use crate::{DType, KernelError};
+use super::mapped::{Mapped, Reach, Scaled};
+use crate::{DType, KernelError, KvFormat};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
@@ -13,6 +16,8 @@ pub const PIECE: usize = 2048;
 const COMBINED: [usize; 2] = [4, 2];
 /// Pieces beyond which the kernels that combine them ask for more at a time.
 const DEEP_PIECES: usize = 8;
+/// Warps of a block of threads that attends to codes, as the kernel has it.
+const CODES_WARPS: usize = 8;
 /// Rows of a call whose partials are held at a time.
 pub const CHUNK: usize = 64;
 
@@ -101,6 +106,14 @@ impl Tiling {
         ]
     }
 
+    /// The same over codes, for packed rows of one column of products and of several.
+    fn of_codes(dim: usize) -> [Self; 2] {
+        // What the warps made of eight rows, their maxima and their sums; queries lie there before, and are no more than that.
+        let shared = CODES_WARPS * 8 * (dim + 2) * 4;
+        let of = |name, most, tile| Self { deep: None, name, most, tile, threads: 32 * CODES_WARPS as u32, shared };
+        [of("eight_few", 8, 8), of("eight", usize::MAX, 32)]
+    }
+
     /// Which of both is taken.
     pub fn which(both: &[Self; 2], packed: usize) -> usize {
         usize::from(packed > both[0].most)
@@ -132,9 +145,12 @@ impl Device {
         launch!(self, &format!("attend_into_{dim}"), spread, argument)
     }
 
-    /// How calls of few packed rows are spread, and all others.
-    pub(in super::super) fn tilings(&self, dim: usize) -> [Tiling; 2] {
-        Tiling::both(dim, self.is_hopper(), self.shared_limit())
+    /// How calls of few packed rows are spread, and all others, over keys that are kept so.
+    pub(in super::super) fn tilings(&self, dim: usize, kept: KvFormat) -> [Tiling; 2] {
+        match kept {
+            KvFormat::Computed => Tiling::both(dim, self.is_hopper(), self.shared_limit()),
+            KvFormat::Q8 => Tiling::of_codes(dim),
+        }
     }
 
     /// A tiling's kernel for so many blocks of threads, and how these are spread.
@@ -149,40 +165,45 @@ impl Device {
 
     /// The keys in pieces, their partials combined.
     pub(super) fn attend_rows(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
-        let (dim, kv) = (call.q.dim, call.k.heads);
-        let pieces = call.k.rows.div_ceil(PIECE).max(1);
+        let keys = Keys::Computed([call.k, call.v]);
         for first in (0..call.q.rows).step_by(CHUNK) {
-            let alone = Tiled::of(&call, first, CHUNK.min(call.q.rows - first));
-            let packed = alone.packed();
-            let [outputs, statistics] = Pieces::bytes(kv, pieces, packed, dim);
-            let (outputs, statistics) = (self.alloc(outputs)?, self.alloc(statistics)?);
-            let partials = Pieces::at([outputs.pointer, statistics.pointer], kv, pieces, packed);
-            let argument = alone.in_pieces(&partials);
-            let combination = Combination {
-                pieces: partials,
-                out: alone.out,
-                lse: alone.lse,
-                out_head: alone.out_head,
-                out_row: alone.out_row,
-                lse_head: alone.lse_head,
-                group: alone.group,
-                dim: dim as i32,
-                out_is_bf16: alone.out_is_bf16,
-                unused: 0,
-            };
-            let both = self.tilings(dim);
-            let tiling = &both[Tiling::which(&both, packed)];
-            let (name, spread) = self.tiled(tiling, (pieces * packed.div_ceil(tiling.tile), kv));
-            let kernel = format!("attend_{name}_{dim}");
-            match self.laid([call.k, call.v])? {
-                Some(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
-                None => launch!(self, &kernel, spread, argument)?,
-            }
-            let (depth, spread) = combining(pieces, packed);
-            let spread = LaunchShape { blocks: (spread.blocks.0, kv), ..spread };
-            launch!(self, &format!("combine{depth}_{dim}"), spread, combination)?;
+            self.attend_pieces(Tiled::of(&call, first, CHUNK.min(call.q.rows - first)), keys)?;
         }
         Ok(())
+    }
+
+    /// A call of at most [`CHUNK`] rows: the pieces of its keys, combined.
+    fn attend_pieces(&self, alone: Tiled, keys: Keys<'_>) -> Result<(), KernelError> {
+        let (kv, dim) = (keys.heads(), keys.dim());
+        let (pieces, packed) = (keys.tokens().div_ceil(PIECE).max(1), alone.packed());
+        let [outputs, statistics] = Pieces::bytes(kv, pieces, packed, dim);
+        let (outputs, statistics) = (self.alloc(outputs)?, self.alloc(statistics)?);
+        let partials = Pieces::at([outputs.pointer, statistics.pointer], kv, pieces, packed);
+        let argument = alone.in_pieces(&partials);
+        let combination = Combination {
+            pieces: partials,
+            out: alone.out,
+            lse: alone.lse,
+            out_head: alone.out_head,
+            out_row: alone.out_row,
+            lse_head: alone.lse_head,
+            group: alone.group,
+            dim: dim as i32,
+            out_is_bf16: alone.out_is_bf16,
+            unused: 0,
+        };
+        let both = self.tilings(dim, keys.kept());
+        let tiling = &both[Tiling::which(&both, packed)];
+        let (name, spread) = self.tiled(tiling, (pieces * packed.div_ceil(tiling.tile), kv));
+        let kernel = format!("attend_{name}_{dim}");
+        match self.reach(keys)? {
+            Reach::Maps(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
+            Reach::Scales(scales) => launch!(self, &kernel, spread, Scaled { call: argument, scales })?,
+            Reach::Addresses => launch!(self, &kernel, spread, argument)?,
+        }
+        let (depth, spread) = combining(pieces, packed);
+        let spread = LaunchShape { blocks: (spread.blocks.0, kv), ..spread };
+        launch!(self, &format!("combine{depth}_{dim}"), spread, combination)
     }
 
     /// Any type, head size and list of keys, slowly.

@@ -44,6 +44,13 @@ pub const MODULES: &[Module] = &[
         ],
     ),
     (
+        include_bytes!(concat!(env!("OUT_DIR"), "/kept.fatbin")),
+        &[
+            (TYPES, &["keep_rows", "widen_rows"]),
+            (SINGLE, &["turn_queries", "place_rows_eight", "pack_codes", "unpack_codes"]),
+        ],
+    ),
+    (
         include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
         &[
             (HEAD_SIZES, &["attend_whole", "attend_into", "attend_tile", "attend_rows_shallow", "attend_rows"]),
@@ -62,6 +69,14 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_narrow_deep_carried"]),
             (HEAD_SIZES, &["attend_listed_wide_carried"]),
             (HEAD_SIZES, &["attend_laid_narrow", "attend_laid_narrow_deep", "attend_laid_wide"]),
+        ],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/codes.fatbin")),
+        &[
+            (HEAD_SIZES, &["attend_eight_few", "attend_listed_eight_few", "attend_listed_eight_few_carried"]),
+            (HEAD_SIZES, &["attend_eight", "attend_listed_eight", "attend_listed_eight_carried"]),
+            (HEAD_SIZES, &["attend_laid_eight_few", "attend_laid_eight"]),
         ],
     ),
     (
@@ -110,6 +125,11 @@ pub const FOLLOWERS: &[&str] = &[
     "put",
     "copy_runs",
     "place_rows",
+    "keep_rows",
+    "widen_rows",
+    "turn_queries",
+    "pack_codes",
+    "unpack_codes",
     "quantize",
     "add_bf16",
     "attend_whole",
@@ -119,6 +139,7 @@ pub const FOLLOWERS: &[&str] = &[
     "attend_selected",
     "attend_narrow",
     "attend_wide",
+    "attend_eight",
     "combine",
     "signal",
     "fetch_lent",

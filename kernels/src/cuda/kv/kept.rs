@@ -1,10 +1,12 @@
-//! Maps of keys and values that stay in device memory from step to step: a step then names the place of each, and sends none twice.
+//! Maps of keys and values, or of codes where these lie, that stay in device memory from step to step: a step then names the place of each,
+//! and sends none twice.
 
 use std::sync::Arc;
 
-use super::super::device::layout::{Lies, Map, Strides, encode};
+use super::super::device::layout::{Lies, Strides, encode};
 use super::super::device::{Device, KeptMaps, LaunchShape, MAP_PAIR, MappedKeys, launch};
-use super::CudaKv;
+use super::rows::RowLayout;
+use super::{CudaKv, keys::Codes};
 use crate::KernelError;
 
 impl CudaKv {
@@ -13,10 +15,20 @@ impl CudaKv {
         (self.buffers[0].pointer, if self.cleared { self.capacity } else { self.len })
     }
 
-    fn whole_maps(&self) -> Result<[Map; 2], KernelError> {
-        let (sizes, at) = ([self.heads, self.mapped().1, self.dim], Strides::by_rows(self.heads, self.dim));
-        let [k, v] = [0, 1].map(|which: usize| encode(Lies { pointer: self.buffers[which].pointer, sizes, at }));
-        Ok([k?, v?])
+    /// Adds maps of its keys and of its values; of codes where these and their scales begin, as `codes.cu` declares it.
+    fn add_maps(&self, maps: &mut Vec<u8>) -> Result<(), KernelError> {
+        let (end, RowLayout { heads, dim, of }) = (maps.len() + MAP_PAIR, self.rows);
+        if of.is_computed() {
+            let (sizes, at) = ([heads, self.mapped().1, dim], Strides::by_rows(heads, dim));
+            for pointer in self.begin() {
+                maps.extend_from_slice(&encode(Lies { pointer, sizes, at })?.bytes());
+            }
+        } else {
+            let Codes { codes, scales, .. } = self.codes(0, 0);
+            maps.extend(codes.into_iter().chain(scales).flat_map(u64::to_le_bytes));
+        }
+        maps.resize(end, 0);
+        Ok(())
     }
 }
 
@@ -36,7 +48,7 @@ impl Device {
             let keys = caches[caches.len() - 1].mapped();
             let kept = shelf.take((caches.len(), keys), queue, |bytes| self.alloc(bytes))?;
             for (layer, kv) in caches.iter().enumerate() {
-                kv.whole_maps()?.iter().for_each(|map| maps.extend_from_slice(&map.bytes()));
+                kv.add_maps(&mut maps)?;
                 places.extend((kept.at + (layer * MAP_PAIR) as u64).to_le_bytes());
             }
             new.push((caches[0], kept));

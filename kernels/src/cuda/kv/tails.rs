@@ -3,36 +3,39 @@
 use std::sync::{Arc, OnceLock};
 
 use super::super::device::{Device, DeviceBuffer, WriteMark};
-use super::super::moves::CopyRun;
 use super::CudaKv;
-use crate::{DType, Heads, KernelError};
+use super::eight::PlacedCodes;
+use super::rows::RowLayout;
+use crate::{DType, Heads, KernelError, KvFormat, KvType};
 
 /// Tokens that there is room for at least, and by which it grows at least.
 const TAIL: usize = 64;
 
 /// Has `own`, a cache a layer, have its first `keys` tokens and room for `rows` more, which [`OwnRun::extend`] counts as cached, layer by layer:
-/// a step looks at two of its caches before it begins. Where they lie; nothing where the caches are not such a sequence's.
+/// a step looks at two of its caches before it begins. Where they lie; nothing where the caches are not such a sequence's, of bf16 kept so.
 pub fn make_room(
     device: &Device,
     own: &mut [&mut CudaKv],
-    heads: Heads,
+    (heads, kept): (Heads, KvFormat),
     (keys, rows): (usize, usize),
 ) -> Result<Option<OwnRun>, KernelError> {
-    let like = |kv: &CudaKv| (kv.heads, kv.dim, kv.dtype) == (heads.kv, heads.dim, DType::Bf16);
+    let layout = RowLayout { heads: heads.kv, dim: heads.dim, of: KvType { computed: DType::Bf16, kept } };
+    let like = |kv: &CudaKv| kv.rows == layout;
     let ends =
         |own: &[&mut CudaKv], holds: &dyn Fn(&CudaKv) -> bool| [0, own.len() - 1].iter().all(|at| holds(&*own[*at]));
     if keys > 0 && !ends(own, &|kv| like(kv) && kv.len >= keys) {
         return Ok(None);
     }
     // Whoever has the memory of one layer has that of all.
-    let fits = |kv: &CudaKv| kv.cleared && keys + rows <= kv.capacity;
+    let fits = |kv: &CudaKv| kv.cleared && like(kv) && keys + rows <= kv.capacity;
     if !ends(own, &fits) || own[0].is_shared() {
-        let grown = grown(device, own, heads, (keys, rows))?;
+        let grown = grown(device, own, layout, (keys, rows))?;
         own.iter_mut().zip(grown).for_each(|(kv, grown)| **kv = grown);
     }
     let [key, value] = [0, 1].map(|which: usize| own[0].buffers[which].pointer);
     let layer = own.get(1).map_or(0, |next| next.buffers[0].pointer.wrapping_sub(key));
-    Ok(Some(OwnRun { keys, rows, first: key, value: value.wrapping_sub(key), layer }))
+    let scales = layout.before_scales(own[0].capacity) as u64;
+    Ok(Some(OwnRun { keys, rows, layout, first: key, scales, value: value.wrapping_sub(key), layer }))
 }
 
 /// The run of memory in which a sequence's own keys and values of all layers lie.
@@ -41,8 +44,10 @@ pub struct OwnRun {
     /// Tokens before the step, and of the step.
     keys: usize,
     rows: usize,
-    /// The first key of the first layer, how far its value is from it, and each from that of the next layer.
+    layout: RowLayout,
+    /// The first key of the first layer, how far its scale and its value are from it, and each from that of the next layer.
     first: u64,
+    scales: u64,
     value: u64,
     layer: u64,
 }
@@ -63,10 +68,21 @@ impl OwnRun {
         self.rows
     }
 
-    /// Where the first key of the step goes in the first layer, `row` bytes being those of a token; how far its value is from it, and each
-    /// from that of the next layer.
-    pub fn places(self, row: usize) -> [u64; 3] {
-        [self.first + (self.keys * row) as u64, self.value, self.layer]
+    /// How its tokens are kept.
+    pub fn kept(self) -> KvFormat {
+        self.layout.of.kept
+    }
+
+    /// Where the key of a row of the step goes in the first layer; how far its value is from it, and each from that of the next layer.
+    pub fn place(self, row: usize) -> [u64; 3] {
+        [self.first + ((self.keys + row) * self.layout.row()) as u64, self.value, self.layer]
+    }
+
+    /// The same of codes, with their scales.
+    pub fn codes_place(self, row: usize) -> PlacedCodes {
+        let [key, value, layer] = self.place(row);
+        let scale = self.first + self.scales + ((self.keys + row) * self.layout.scales()) as u64;
+        PlacedCodes { key, scale: scale - key, value, layer }
     }
 
     /// Counts the step's rows, which the caller writes at once, in the cache of a layer.
@@ -91,37 +107,34 @@ impl OwnRun {
 fn grown(
     device: &Device,
     own: &[&mut CudaKv],
-    heads: Heads,
+    layout: RowLayout,
     (keys, rows): (usize, usize),
 ) -> Result<Vec<CudaKv>, KernelError> {
     let layers = own.len();
-    let row = heads.kv * heads.dim * DType::Bf16.size();
     let capacity = (keys + rows).max(2 * keys).next_multiple_of(TAIL);
-    let each = capacity * row;
+    let each = layout.bytes(capacity);
     let memory = Arc::new(device.alloc(2 * layers * each)?);
     device.clear(&memory)?;
-    let mut runs = Vec::with_capacity(2 * layers);
+    let mut copies = Vec::with_capacity(2 * layers);
     let written = device.queue().written();
     let caches = (0..layers).map(|layer| {
         let buffers = [0, 1].map(|which| Arc::new(DeviceBuffer::part(&memory, (2 * layer + which) * each, each)));
-        if keys > 0 {
-            let pairs = own[layer].buffers.iter().zip(&buffers);
-            runs.extend(pairs.filter_map(|(from, to)| CopyRun::of(from.pointer, to.pointer, keys * row)));
-        }
-        CudaKv {
+        let grown = CudaKv {
             buffers,
-            heads: heads.kv,
-            dim: heads.dim,
-            dtype: DType::Bf16,
+            rows: layout,
             len: keys,
             capacity,
             written,
             maps: Default::default(),
             cleared: true,
             kept: OnceLock::new(),
+        };
+        if keys > 0 {
+            copies.append(&mut own[layer].copies(0..keys, (&grown, 0)));
         }
+        grown
     });
     let caches: Vec<CudaKv> = caches.collect();
-    device.copy_runs(&runs)?;
+    device.copy_bytes(&copies)?;
     Ok(caches)
 }

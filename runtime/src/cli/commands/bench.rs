@@ -280,10 +280,7 @@ impl<'a> BenchTarget<'a> {
 
     /// How keys and values are kept.
     fn kept(&self) -> KvFormat {
-        let own = |cluster: &&Cluster| {
-            self.devices[0] == Device::Cpu && self.shared.is_none() && cluster.model.kept != KvFormat::Computed
-        };
-        self.cluster.filter(own).map_or(KvFormat::Computed, |cluster| cluster.model.kept)
+        self.cluster.filter(|_| self.shared.is_none()).map_or(KvFormat::Computed, |cluster| cluster.model.kept)
     }
 
     /// What linear layers compute in, if not in the type of the rest.
@@ -293,7 +290,7 @@ impl<'a> BenchTarget<'a> {
 
     #[cfg(feature = "cuda")]
     fn numbers(&self) -> crate::processes::device::Numbers {
-        crate::processes::device::Numbers { dtype: self.dtype, linear: self.linear() }
+        crate::processes::device::Numbers { dtype: self.dtype, linear: self.linear(), kept: self.kept() }
     }
 }
 

@@ -17,7 +17,7 @@ pub enum DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvDType {
-    /// 8-bit integers on CPUs, with a scale for each token of a head.
+    /// 8-bit integers, with a scale for each token of a head.
     Q8,
     /// 8-bit floats, which this version has no kernels for: refused by name.
     Fp8,

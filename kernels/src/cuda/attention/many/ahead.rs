@@ -34,7 +34,7 @@ impl StepKey {
         merging: &Arc<Merging>,
     ) -> Self {
         let key = |(ask, (maps, _)): (&LaidAsk<'_>, &KeptPlace)| {
-            let [k, v] = ask.layers[0].view(0, 0).map(|view| view.pointer);
+            let [k, v] = ask.layers[0].begin();
             AskKey { rows: ask.rows.clone(), mask: ask.mask, keys: ask.keys, places: [k, v, *maps] }
         };
         let asks = asks.iter().zip(kept).map(key).collect();

@@ -7,20 +7,28 @@ use super::super::super::kv::CudaKv;
 use super::super::super::tensor::{Tensor, View};
 use super::rounds::{AskedRows, ResultAddress};
 use crate::operands::packed::around;
-use crate::{Ask, DType, Heads};
+use crate::{Ask, DType, Heads, KernelError, KvFormat, KvType};
 
 impl Device {
-    /// Whether the kernels that cut keys take all asks.
-    pub(super) fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, CudaKv>]) -> bool {
+    /// Whether the kernels that cut keys take all asks: how the keys of all are kept.
+    pub(super) fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, CudaKv>]) -> Option<KvFormat> {
+        let kept = asks.first().map_or(KvFormat::Computed, |ask| ask.kv.of().1.kept);
         let suits = |ask: &Ask<'_, CudaKv>| {
-            let [k, _] = ask.kv.view(0, ask.kv.len());
+            let (of_heads, of) = ask.kv.of();
             ask.rows.len() <= SPLIT_KEY_ROWS
-                && k.shape()[0] == heads.kv
-                && k.shape()[2] == heads.dim
-                && k.dtype == q.dtype
+                && of_heads == [heads.kv, heads.dim]
+                && of == KvType { computed: q.dtype, kept }
         };
         let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
-        tiled && asks.iter().all(suits)
+        (tiled && asks.iter().all(suits)).then_some(kept)
+    }
+
+    /// Queries `(t, query heads dim)` as keys that are kept so are asked.
+    pub(super) fn asking(&self, heads: Heads, q: &Tensor, kept: KvFormat) -> Result<Tensor, KernelError> {
+        match kept {
+            KvFormat::Computed => Ok(q.clone()),
+            KvFormat::Q8 => self.turned(q.token_major(heads.query)?),
+        }
     }
 }
 
@@ -51,7 +59,7 @@ pub fn asked_of<'a, 'b: 'a>(
 ) -> impl Iterator<Item = AskedRows<'a>> {
     parts.zip(places).map(move |((ask, keys), out)| AskedRows {
         q: q.part(ask.rows.start, ask.rows.end),
-        keys: ask.kv.view(keys.start, keys.end),
+        keys: ask.kv.keys(keys.start, keys.end),
         mask: ask.mask,
         place: ResultAddress::packed(heads, out),
     })

@@ -9,7 +9,7 @@ use super::merges::{MergeTarget, Merges};
 use super::rounds::{AskedRows, ResultAddress, RoundLayout};
 use super::table::Table;
 use crate::operands::packed::{check_asks, check_groups};
-use crate::{Ask, DType, Heads, KernelError, Mask};
+use crate::{Ask, DType, Heads, KernelError, KvFormat, Mask};
 
 impl Device {
     /// As `BatchAttention::attend_many`, where the kernels that cut keys take all asks; says whether they do.
@@ -34,9 +34,7 @@ impl Device {
     ) -> Result<Option<Tensor>, KernelError> {
         check_asks(heads, q.shape(), asks, |ask| ask.kv.len())?;
         check_groups(asks, groups)?;
-        if !self.cuts(heads, q, asks) {
-            return Ok(None);
-        }
+        let Some(kept) = self.cuts(heads, q, asks) else { return Ok(None) };
         let row = heads.packed_row();
         // What holes leave of an ask's keys is asked range by range, and merged with the rest of its group.
         let parts: Vec<Vec<AskedKeys<'_, '_>>> = grouped(asks, groups).map(parts_of).collect();
@@ -61,9 +59,9 @@ impl Device {
             }
             to += rows;
         }
-        let q = q.token_major(heads.query)?;
-        let asked = asked_of(heads, q, parts.iter().flatten(), places.into_iter());
-        let (rounds, _held) = self.rounds(heads, asked)?;
+        let q = self.asking(heads, q, kept)?;
+        let asked = asked_of(heads, q.token_major(heads.query)?, parts.iter().flatten(), places.into_iter());
+        let (rounds, _held) = self.rounds((heads, kept), asked)?;
         let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let merge = merges.lay(&mut table);
         let sent = self.send(&table)?;
@@ -74,18 +72,19 @@ impl Device {
         Ok(Some(results))
     }
 
-    /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all.
+    /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all, of keys in
+    /// compute type.
     pub(in super::super::super) fn attend_few_each(
         &self,
         calls: &[(Tensor, CudaKv, Mask)],
     ) -> Result<Option<Vec<Tensor>>, KernelError> {
         let Some((first, ..)) = calls.first() else { return Ok(Some(Vec::new())) };
         let (query, _, dim) = first.cube("attention")?;
-        let heads = Heads { query, kv: calls[0].1.view(0, 0)[0].shape()[0], dim };
+        let heads = Heads { query, kv: calls[0].1.of().0[0], dim };
         let suits = |(q, kv, _): &(Tensor, CudaKv, Mask)| {
-            let ([k, _], shape) = (kv.view(0, kv.len()), q.shape());
-            let fits = shape.len() == 3 && (shape[0], shape[2]) == (query, dim) && k.shape()[0] == heads.kv;
-            let like = [q.dtype(), k.dtype] == [DType::Bf16; 2] && k.shape()[2] == dim;
+            let ((of_heads, of), shape) = (kv.of(), q.shape());
+            let fits = shape.len() == 3 && (shape[0], shape[2]) == (query, dim) && of_heads == [heads.kv, dim];
+            let like = q.dtype() == DType::Bf16 && of == DType::Bf16.into();
             fits && like && shape[1] <= SPLIT_KEY_ROWS && q.pointer().is_multiple_of(16)
         };
         let grouped = heads.kv > 0 && query.is_multiple_of(heads.kv) && matches!(dim, 64 | 128);
@@ -99,10 +98,10 @@ impl Device {
             let out = all.part(start, start + q.shape()[1]);
             start += q.shape()[1];
             let place = ResultAddress { out: out.pointer(), lse: 0, row: (query * dim) as i64 };
-            asked.push(AskedRows { q: q.heads_first()?, keys: kv.view(0, kv.len()), mask: *mask, place });
+            asked.push(AskedRows { q: q.heads_first()?, keys: kv.keys(0, kv.len()), mask: *mask, place });
             outputs.push(out);
         }
-        let (rounds, _held) = self.rounds(heads, asked.into_iter())?;
+        let (rounds, _held) = self.rounds((heads, KvFormat::Computed), asked.into_iter())?;
         let mut table = Table::default();
         let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let sent = self.send(&table)?;

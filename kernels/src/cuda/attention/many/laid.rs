@@ -9,7 +9,7 @@ use super::super::super::kv::tails::{OwnRun, make_room};
 use super::super::super::tensor::Tensor;
 use super::ahead::{StepAhead, StepKey};
 use super::layout::{KeptPlace, Laid, LaidAsk};
-use crate::{DType, Heads, KernelError, Mask, Merging, StepSequence};
+use crate::{DType, Heads, KernelError, KvFormat, KvType, Mask, Merging, StepSequence};
 
 /// A step whose layers' attention is laid out.
 pub struct LaidStep<'a> {
@@ -94,7 +94,7 @@ impl StepKeys<'_> {
     /// Has every sequence's own keys begin anew behind this step, with room for one row; whether all of them can.
     fn go_on(&mut self, device: &Device, heads: Heads) -> Result<bool, KernelError> {
         for (own, run) in &mut self.owns {
-            match make_room(device, own, heads, (run.tokens(), 1))? {
+            match make_room(device, own, (heads, run.kept()), (run.tokens(), 1))? {
                 Some(next) => *run = next,
                 None => return Ok(false),
             }
@@ -138,13 +138,15 @@ impl Device {
         sequences: Vec<StepSequence<'a, CudaKv>>,
         merging: &Merging,
     ) -> Result<Option<LaidStep<'a>>, KernelError> {
-        let suits = |sequence: &StepSequence<'_, CudaKv>| suits(heads, layers, sequence);
+        let first = sequences.first().and_then(|sequence| sequence.own.first());
+        let kept = first.map_or(KvFormat::Computed, |own| own.of().1.kept);
+        let suits = |sequence: &StepSequence<'_, CudaKv>| suits((heads, kept), layers, sequence);
         if !self.is_hopper() || layers == 0 || !sequences.iter().all(suits) {
             return Ok(None);
         }
         let (mut owns, mut others) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
         for StepSequence { rows, shards, mut own, own_keys, own_mask } in sequences {
-            let Some(run) = make_room(self, &mut own, heads, (own_keys, rows.len()))? else { return Ok(None) };
+            let Some(run) = make_room(self, &mut own, (heads, kept), (own_keys, rows.len()))? else { return Ok(None) };
             owns.push((own, run));
             others.push(OtherKeys { rows, shards, own_mask });
         }
@@ -167,14 +169,13 @@ impl Device {
     }
 }
 
-/// Whether the kernels take a sequence.
-fn suits(heads: Heads, layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bool {
-    let of_shard = |kv: &CudaKv| {
-        let [k, _] = kv.view(0, 0);
-        k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == DType::Bf16
-    };
+/// Whether the kernels take a sequence, whose keys are kept so.
+fn suits((heads, kept): (Heads, KvFormat), layers: usize, sequence: &StepSequence<'_, CudaKv>) -> bool {
+    let of_shard = |kv: &CudaKv| kv.of() == ([heads.kv, heads.dim], KvType { computed: DType::Bf16, kept });
+    let is_kept_so = |own: &&mut CudaKv| own.of().1.kept == kept;
     // Layers are alike.
     let of_layers = |shard: &[&CudaKv]| shard.len() == layers && shard.first().is_none_or(|kv| of_shard(kv));
-    let shards = sequence.own.len() == layers && sequence.shards.iter().all(|(shard, _)| of_layers(shard));
+    let own = sequence.own.len() == layers && sequence.own.first().is_none_or(is_kept_so);
+    let shards = own && sequence.shards.iter().all(|(shard, _)| of_layers(shard));
     (1..=SPLIT_KEY_ROWS).contains(&sequence.rows.len()) && matches!(heads.dim, 64 | 128) && shards
 }

@@ -8,14 +8,15 @@ use super::super::super::kv::CudaKv;
 use super::super::super::kv::tails::OwnRun;
 use super::super::super::tensor::Tensor;
 use super::super::call::Tiled;
+use super::super::mapped::Reach;
 use super::super::own::{CHUNK, combining};
 use super::merges::{MergeTarget, Merges};
 use super::rounds::{AskedRows, HELD, ResultAddress, Round, RoundCall, RoundLayout};
 use super::table::{Sent, Table};
 use super::tree::TreeSlots;
-use crate::{DType, Heads, KernelError, Mask, Merging};
+use crate::{DType, Heads, KernelError, KvFormat, Mask, Merging};
 
-/// As `hopper.cu` declares it.
+/// As `hopper.cu` and `codes.cu` declare it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LaidCall {
@@ -32,6 +33,14 @@ struct PlacedRow {
     layer: u64,
 }
 
+impl PlacedRow {
+    /// Of a row of a sequence, whose own keys end with these.
+    fn of(run: &OwnRun, row: usize) -> Self {
+        let [key, value, layer] = run.place(row);
+        Self { key, value, layer }
+    }
+}
+
 /// What the layers of a step have in common, on the device.
 pub struct Laid {
     pub heads: Heads,
@@ -39,7 +48,7 @@ pub struct Laid {
     /// Where the table has the places of each call's maps, and of the rows.
     maps: u64,
     places: u64,
-    /// Queries `(t, query heads dim)` of the layer that is attended to.
+    /// Queries `(t, query heads dim)` of the layer that is attended to: bf16, or as keys in 8 bits are asked.
     pub q: Tensor,
     round: Round,
     layout: RoundLayout,
@@ -80,6 +89,9 @@ impl Laid {
     /// The rows of a layer to where each belongs.
     pub fn place(&self, device: &Device, layer: usize, [q, k, v]: [&Tensor; 3]) -> Result<(), KernelError> {
         let Heads { query, kv, dim } = self.heads;
+        if self.round.kept == KvFormat::Q8 {
+            return device.place_codes([query, kv, dim], [q, k, v], (&self.q, self.at(self.places)), layer);
+        }
         let rows = self.q.shape[0];
         let (to, layer) = (self.at(self.places), layer as i32);
         let [q_steps, kv_steps] = [query, kv].map(|heads| (heads * dim / 8) as i32);
@@ -91,7 +103,8 @@ impl Laid {
     pub fn attend(&self, device: &Device, layer: usize) -> Result<Tensor, KernelError> {
         let Self { heads, round, layout, slots, .. } = self;
         let (calls, maps, layer) = (self.at(layout.calls), self.at(self.maps), layer as i32);
-        for ((tiling, items), place) in device.tilings(heads.dim).iter().zip(&round.items).zip(layout.items) {
+        for ((tiling, items), place) in device.tilings(heads.dim, round.kept).iter().zip(&round.items).zip(layout.items)
+        {
             if !items.is_empty() {
                 let (name, spread) = device.tiled(tiling, (items.len(), heads.kv));
                 let (name, list) = (format!("attend_laid_{name}_{}", heads.dim), self.at(place));
@@ -143,7 +156,9 @@ impl Device {
         let rows = merging.rows_of(asks.iter().map(|ask| ask.rows.len()).collect())?;
         let mut slots = self.slots(heads, &vec![1; asks.len()], &[], &rows)?;
         let count = asks.iter().map(|ask| ask.rows.end).max().unwrap_or(0);
-        let q = self.empty(&[count, heads.query * heads.dim], DType::Bf16)?;
+        let kept_as = owns.first().map_or(KvFormat::Computed, |run| run.kept());
+        let of_queries = if kept_as == KvFormat::Q8 { DType::F32 } else { DType::Bf16 };
+        let q = self.empty(&[count, heads.query * heads.dim], of_queries)?;
         let (calls, of_ask) = self.calls_of(heads, &q, asks, &slots)?;
         let bytes = calls.iter().map(|call| call.bytes(heads)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
         if bytes[0] > HELD {
@@ -151,7 +166,8 @@ impl Device {
         }
         let held = [self.alloc(bytes[0])?, self.alloc(bytes[1])?];
         let at = [held[0].pointer, held[1].pointer];
-        let (round, mut table) = (Round::of(heads, calls, at, &self.tilings(heads.dim)), Table::default());
+        let tilings = self.tilings(heads.dim, kept_as);
+        let (round, mut table) = (Round::of((heads, kept_as), calls, at, &tilings), Table::default());
         let of_call = round.calls.iter().zip(&of_ask);
         let laid = of_call.map(|((call, _), ask)| LaidCall { call: *call, settled: i64::from(kept[*ask].1) });
         let laid = table.append(laid);
@@ -161,7 +177,12 @@ impl Device {
             None => level_by_level(merging, &mut slots, &mut table),
         };
         let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
-        let (maps, places) = (table.push(&maps), table.push(&places_of(owns, heads)));
+        let maps = table.push(&maps);
+        let rows = owns.iter().flat_map(|run| (0..run.rows()).map(move |row| (run, row)));
+        let places = match kept_as {
+            KvFormat::Q8 => table.push(&rows.map(|(run, row)| run.codes_place(row)).collect::<Vec<_>>()),
+            KvFormat::Computed => table.push(&rows.map(|(run, row)| PlacedRow::of(run, row)).collect::<Vec<_>>()),
+        };
         let table = Sent::Lies(self.upload_bytes(&table.0)?);
         Ok(Some(Laid { heads, table, maps, places, q, round, layout, merging, slots, _held: held }))
     }
@@ -178,9 +199,10 @@ impl Device {
         let (mut calls, mut of_ask) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
         for (number, ask) in asks.iter().enumerate() {
             let (kv, out) = (ask.layers[0], slots.addresses(number).next().expect("an ask has a slot"));
-            let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.view(0, ask.keys));
+            let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.keys(0, ask.keys));
             let asked = AskedRows { q, keys, mask: ask.mask, place: ResultAddress::packed(heads, out) };
-            calls.extend(asked.calls(None));
+            // Where the keys of a layer are is kept elsewhere.
+            calls.extend(asked.calls(Reach::Addresses));
             of_ask.resize(calls.len(), number);
         }
         Ok((calls, of_ask))
@@ -221,14 +243,4 @@ fn level_by_level(merging: &Merging, slots: &mut TreeSlots, table: &mut Table) -
     }
     let at = tops.lay(table);
     LaidMerging::Levels { levels, tops: (tops, at) }
-}
-
-/// Where each row's key and value go: own keys end with their sequence's rows.
-fn places_of(owns: &[OwnRun], heads: Heads) -> Vec<PlacedRow> {
-    let row = heads.kv * heads.dim * DType::Bf16.size();
-    let of_run = |run: &OwnRun| {
-        let [key, value, layer] = run.places(row);
-        (0..run.rows()).map(move |at| PlacedRow { key: key + (at * row) as u64, value, layer })
-    };
-    owns.iter().flat_map(of_run).collect()
 }

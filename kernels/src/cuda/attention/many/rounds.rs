@@ -1,12 +1,13 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
+use super::super::super::kv::keys::Keys;
 use super::super::super::tensor::View;
 use super::super::call::{Pieces, Tiled};
-use super::super::mapped::{EncodedMaps, Mapped};
+use super::super::mapped::{Mapped, Reach, Scaled};
 use super::super::own::{CHUNK, PIECE, Tiling, combining};
 use super::table::{Sent, Table};
-use crate::{Heads, KernelError, Mask};
+use crate::{Heads, KernelError, KvFormat, Mask};
 
 /// Bytes of partials of pieces that are held at a time, if a call has no more.
 pub(super) const HELD: usize = 256 << 20;
@@ -54,8 +55,7 @@ impl ResultAddress {
 /// Rows, the keys that they see, and where their results go.
 pub(super) struct AskedRows<'a> {
     pub q: View<'a>,
-    /// Keys and values.
-    pub keys: [View<'a>; 2],
+    pub keys: Keys<'a>,
     pub mask: Mask,
     pub place: ResultAddress,
 }
@@ -63,7 +63,7 @@ pub(super) struct AskedRows<'a> {
 /// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
 pub(super) struct RoundCall {
     asking: Tiled,
-    laid: Option<EncodedMaps>,
+    reach: Reach,
     pieces: usize,
     place: ResultAddress,
 }
@@ -71,12 +71,14 @@ pub(super) struct RoundCall {
 /// Calls whose partials are held together.
 #[derive(Default)]
 pub(super) struct Round {
-    pub calls: Vec<(Tiled, Option<EncodedMaps>)>,
+    pub calls: Vec<(Tiled, Reach)>,
     combinations: Vec<PlacedCombination>,
     /// What blocks of threads do, of calls in small tiles and of calls in large ones.
     pub items: [Vec<Item>; 2],
     /// Most packed rows and pieces of a call.
     most: [usize; 2],
+    /// How the keys of all are kept.
+    pub kept: KvFormat,
 }
 
 /// Where a round's structures lie in the table.
@@ -88,18 +90,18 @@ pub(super) struct RoundLayout {
 
 impl Device {
     /// The asks' rows in calls, each with its place, in rounds that hold no more than they may, one after the other in the same
-    /// memory.
+    /// memory. All keys are kept so.
     pub(super) fn rounds<'a>(
         &self,
-        heads: Heads,
+        (heads, kept): (Heads, KvFormat),
         asked: impl Iterator<Item = AskedRows<'a>>,
     ) -> Result<(Vec<Round>, [DeviceBuffer; 2]), KernelError> {
         let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
         let (least, most_asked) = asked.size_hint();
         let mut calls = Vec::with_capacity(most_asked.unwrap_or(least));
         for asked in asked {
-            let laid = self.laid(asked.keys)?;
-            for call in asked.calls(laid) {
+            let reach = self.reach(asked.keys)?;
+            for call in asked.calls(reach) {
                 let [outputs, statistics] = call.bytes(heads);
                 if held[0] > 0 && held[0] + outputs > HELD {
                     rounds.push(std::mem::take(&mut calls));
@@ -113,8 +115,8 @@ impl Device {
         rounds.extend((!calls.is_empty()).then_some(calls));
         let memory = [self.alloc(most[0])?, self.alloc(most[1])?];
         let at = [memory[0].pointer, memory[1].pointer];
-        let tilings = self.tilings(heads.dim);
-        Ok((rounds.into_iter().map(|calls| Round::of(heads, calls, at, &tilings)).collect(), memory))
+        let tilings = self.tilings(heads.dim, kept);
+        Ok((rounds.into_iter().map(|calls| Round::of((heads, kept), calls, at, &tilings)).collect(), memory))
     }
 
     pub(super) fn attend_round(
@@ -125,7 +127,7 @@ impl Device {
         sent: &Sent,
     ) -> Result<(), KernelError> {
         let Heads { kv, dim, .. } = heads;
-        for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
+        for ((tiling, items), place) in self.tilings(dim, round.kept).iter().zip(&round.items).zip(places.items) {
             if !items.is_empty() {
                 let (name, spread) = self.tiled(tiling, (items.len(), kv));
                 match sent {
@@ -171,12 +173,12 @@ impl Device {
 }
 
 impl<'a> AskedRows<'a> {
-    pub fn calls(self, laid: Option<EncodedMaps>) -> impl Iterator<Item = RoundCall> + 'a {
+    pub fn calls(self, reach: Reach) -> impl Iterator<Item = RoundCall> + 'a {
         let Self { q, keys, mask, place } = self;
-        let (count, rows) = (keys[0].rows, q.shape()[1]);
+        let (count, rows) = (keys.tokens(), q.shape()[1]);
         (0..rows).step_by(CHUNK).map(move |first| RoundCall {
             asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
-            laid,
+            reach,
             pieces: count.div_ceil(PIECE).max(1),
             place: place.after(first),
         })
@@ -191,8 +193,13 @@ impl RoundCall {
 
 impl Round {
     /// With its partials from these addresses on.
-    pub fn of(heads: Heads, calls: Vec<RoundCall>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
-        let mut round = Self::default();
+    pub fn of(
+        (heads, kept): (Heads, KvFormat),
+        calls: Vec<RoundCall>,
+        mut at: [u64; 2],
+        tilings: &[Tiling; 2],
+    ) -> Self {
+        let mut round = Self { kept, ..Self::default() };
         for call in calls {
             let packed = call.asking.packed();
             let pieces = Pieces::at(at, heads.kv, call.pieces, packed);
@@ -204,7 +211,7 @@ impl Round {
                 let item = |tile| Item { call: number, tile, piece, pieces: call.pieces as i32 };
                 round.items[which].extend((0..tiles as i32).map(item));
             }
-            round.calls.push((call.asking.in_pieces(&pieces), call.laid));
+            round.calls.push((call.asking.in_pieces(&pieces), call.reach));
             round.combinations.push(PlacedCombination { pieces, place: call.place });
             round.most = [round.most[0].max(packed), round.most[1].max(call.pieces)];
         }
@@ -213,9 +220,14 @@ impl Round {
 
     pub fn lay(&self, table: &mut Table) -> RoundLayout {
         let calls = match self.calls.first() {
-            Some((_, Some(_))) => table.append(
-                self.calls.iter().map(|(call, laid)| Mapped::of(*call, laid.expect("all keys are laid alike"))),
-            ),
+            Some((_, Reach::Maps(_))) => table.append(self.calls.iter().map(|(call, reach)| match reach {
+                Reach::Maps(maps) => Mapped::of(*call, *maps),
+                _ => unreachable!("all keys are reached alike"),
+            })),
+            Some((_, Reach::Scales(_))) => table.append(self.calls.iter().map(|(call, reach)| match reach {
+                Reach::Scales(scales) => Scaled { call: *call, scales: *scales },
+                _ => unreachable!("all keys are reached alike"),
+            })),
             _ => table.append(self.calls.iter().map(|(call, _)| *call)),
         };
         self.lay_behind(calls, table)

@@ -38,9 +38,7 @@ impl Device {
         (merging, dtype): (&Merging, DType),
     ) -> Result<Option<Tensor>, KernelError> {
         let rows = checked_rows(heads, q, (asks, given), merging)?;
-        if !self.cuts(heads, q, asks) {
-            return Ok(None);
-        }
+        let Some(kept) = self.cuts(heads, q, asks) else { return Ok(None) };
         let (mut parts, mut ranges) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
         for ask in asks {
             let before = parts.len();
@@ -49,8 +47,9 @@ impl Device {
         }
         let mut slots = self.slots(heads, &ranges, given, &rows)?;
         let places = (0..asks.len()).flat_map(|slot| slots.addresses(slot));
+        let q = self.asking(heads, q, kept)?;
         let asked = asked_of(heads, q.token_major(heads.query)?, parts.iter(), places);
-        let (rounds, _held) = self.rounds(heads, asked)?;
+        let (rounds, _held) = self.rounds((heads, kept), asked)?;
         let mut table = Table::default();
         let laid: Vec<RoundLayout> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let levels = merging.levels.iter().map(|level| {
