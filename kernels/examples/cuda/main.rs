@@ -24,11 +24,12 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let out = arguments
         .next()
-        .context("usage: cuda <out.jsonl> [copy|products|attention|rows|codes|layers-32|layers-128 ...]")?;
+        .context("usage: cuda <out.jsonl> [copy|products|blocks|attention|rows|codes|layers-32|layers-128 ...]")?;
     let mut parts: Vec<String> = arguments.collect();
     if parts.is_empty() {
-        parts =
-            ["copy", "products", "rows", "codes", "attention", "layers-32", "layers-128"].map(String::from).to_vec();
+        parts = ["copy", "products", "blocks", "rows", "codes", "attention", "layers-32", "layers-128"]
+            .map(String::from)
+            .to_vec();
     }
     let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })?;
     println!(
@@ -42,6 +43,7 @@ fn main() -> Result<()> {
         let done = match part.as_str() {
             "copy" => bench.copy(),
             "products" => products::run(&bench),
+            "blocks" => products::blocks(&bench),
             "attention" => attention::prefill(&bench),
             "rows" => attention::few_rows(&bench),
             "codes" => attention::codes(&bench),

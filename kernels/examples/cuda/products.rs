@@ -2,6 +2,8 @@
 
 use anyhow::{Result, ensure};
 use asterism_kernels::cuda::CudaLinear;
+use asterism_kernels::prelude::*;
+use asterism_kernels::{BlockFormat, HostTensor, Stored};
 
 use crate::Bench;
 
@@ -29,6 +31,45 @@ pub fn run(bench: &Bench) -> Result<()> {
     }
     for choice in bench.gpu.products().choices() {
         bench.say("algorithm", &format!("{choice:?}").replace('"', ""), 0.0, "")?;
+    }
+    Ok(())
+}
+
+/// Products of few rows by weights in blocks, beside those in bf16.
+pub fn blocks(bench: &Bench) -> Result<()> {
+    for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {
+        let copies = (200 << 20) / (n * k / 2) + 1;
+        let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
+        let plain = (0..copies.min(COPIES)).map(weight).collect::<Result<Vec<_>>>()?;
+        let all = bench.random(&[64, k], 9, 1.0)?;
+        let timed = |rows: usize, weights: &[CudaLinear]| {
+            let x = all.rows(0, rows)?;
+            bench.time(200, |turn| {
+                bench.gpu.linear(&x, &weights[turn % weights.len()]).map(drop)?;
+                Ok(())
+            })
+        };
+        let rows = [1, 8, 16, 32, 64];
+        let beside = rows.map(|rows| timed(rows, &plain)).into_iter().collect::<Result<Vec<_>>>()?;
+        for format in [BlockFormat::Q4K, BlockFormat::Int4, BlockFormat::Q6K, BlockFormat::Q8_0] {
+            let mut state = 1u64;
+            let mut bytes: Vec<u8> = (0..n * k / format.elements() * format.bytes())
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            format.set_factors(&mut bytes, 3e-5);
+            let host = HostTensor { stored: Stored::Blocks(format), shape: &[n, k], bytes: &bytes };
+            let weights =
+                (0..copies).map(|_| Ok(bench.gpu.linear_weight(&[host], &[])?)).collect::<Result<Vec<_>>>()?;
+            for (rows, plain) in rows.into_iter().zip(&beside) {
+                let seconds = timed(rows, &weights)?;
+                let rate = bytes.len() as f64 / seconds / 1e12;
+                let figure = format!("{rate:.2} TB/s, {:.2} of bf16's {:.1} us", seconds / plain, 1e6 * plain);
+                bench.say("blocks", &format!("{format} {name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
+            }
+        }
     }
     Ok(())
 }

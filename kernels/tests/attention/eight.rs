@@ -13,15 +13,17 @@ fn largest(row: &[f32]) -> f32 {
     row.iter().fold(0.0, |largest, x| x.abs().max(largest))
 }
 
-/// Values are off by half a step at most. Keys are, too, once they are turned: so their error is that of all elements together.
+/// Values are off by half a step at most, and by what compute type takes where a device reads them in it. Keys are, too, once they are turned: so their error is that of all elements together.
 fn kept_within_a_step<B: Backend>(backend: &B, case: &Case) -> Result<(), TestCaseError> {
     let AttentionShape { heads: Heads { dim, .. }, .. } = case.shape;
     let [_, k, v] = case.operands(backend);
     let kv = cache(backend, case.shape, &k, &v);
     let [kept_k, kept_v] = held(backend, case.shape, &k, &v);
+    let read = if backend.queues() && backend.dtype() == DType::Bf16 { 1.0 / 256.0 } else { 0.0 };
     for (row, kept) in v.chunks_exact(dim).zip(kept_v.chunks_exact(dim)) {
         let most = 0.501 * largest(row) / 127.0 * (1.0 + 1.0 / 127.0);
-        prop_assert!(row.iter().zip(kept).all(|(x, y)| (x - y).abs() <= most), "{row:?} became {kept:?}");
+        let off = |(x, y): (&f32, &f32)| (x - y).abs() <= most + read * y.abs();
+        prop_assert!(row.iter().zip(kept).all(off), "{row:?} became {kept:?}");
     }
     let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
     for (row, kept) in k.chunks_exact(dim).zip(kept_k.chunks_exact(dim)) {

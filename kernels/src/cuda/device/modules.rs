@@ -6,7 +6,7 @@ const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
-pub const BLOCK_ROW_COUNTS: Versions = &["_16_narrow", "_16_wide", "_64"];
+pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
 
 /// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);
@@ -69,6 +69,10 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_narrow_deep_carried"]),
             (HEAD_SIZES, &["attend_listed_wide_carried"]),
             (HEAD_SIZES, &["attend_laid_narrow", "attend_laid_narrow_deep", "attend_laid_wide"]),
+            (
+                HEAD_SIZES,
+                &["attend_laid_narrow_carried", "attend_laid_narrow_deep_carried", "attend_laid_wide_carried"],
+            ),
         ],
     ),
     (
@@ -151,4 +155,4 @@ pub const FOLLOWERS: &[&str] = &[
 ];
 /// Beginnings of the names of those that let the next one start before they have waited.
 pub const EARLY: &[&str] =
-    &["rms_norm", "split_rotate", "merge_rows", "merge_outputs", "copy_runs", "combine", "signal"];
+    &["rms_norm", "split_rotate", "merge_rows", "merge_outputs", "copy_runs", "place_rows", "combine", "signal"];

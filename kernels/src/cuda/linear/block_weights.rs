@@ -177,12 +177,17 @@ impl BlockKernel {
         let processors = room.processors();
         // As evenly over processors and turns as can be.
         let spread = |most: usize| all.div_ceil(processors * all.div_ceil(processors * most));
-        let few = spread(8);
+        let few = all.div_ceil(processors);
+        if rows <= 16 && few > 4 {
+            let (tiles, stages) = (few.min(8), 4);
+            let shared = stages * (16 * TILE_INPUTS * 2 + tiles * most);
+            let shape = LaunchShape { blocks: (all.div_ceil(tiles), 1), threads: 32 * tiles as u32, shared };
+            return Self { name: "linear_blocks_16_alone", tiles, shape };
+        }
         // Rows, stages and warps for each tile, as the kernels have them.
-        let (name, held, stages, warps, mut tiles) = match (rows <= 16, few <= 4) {
-            (true, true) => ("linear_blocks_16_narrow", 16, 6, 5, few),
-            (true, false) => ("linear_blocks_16_wide", 16, 6, 3, few),
-            (false, _) => ("linear_blocks_64", 64, 4, 4, spread(6).next_multiple_of(2)),
+        let (name, held, stages, warps, mut tiles) = match rows <= 16 {
+            true => ("linear_blocks_16", 16, 6, 5, few),
+            false => ("linear_blocks_64", 64, 4, 4, spread(6).next_multiple_of(2)),
         };
         let bytes = |tiles: usize| stages * (held * TILE_INPUTS * 2 + tiles * most) + 2 * tiles * WIDE;
         while bytes(tiles) > room.block && tiles > 2 {

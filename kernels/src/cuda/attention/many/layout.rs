@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::super::device::{Device, DeviceBuffer, LaunchShape, launch};
+use super::super::super::device::{Carried, Device, DeviceBuffer, LaunchShape, launch};
 use super::super::super::kv::CudaKv;
 use super::super::super::kv::tails::OwnRun;
 use super::super::super::tensor::Tensor;
@@ -11,7 +11,7 @@ use super::super::call::Tiled;
 use super::super::mapped::Reach;
 use super::super::own::{CHUNK, combining};
 use super::merges::{MergeTarget, Merges};
-use super::rounds::{AskedRows, HELD, ResultAddress, Round, RoundCall, RoundLayout};
+use super::rounds::{AskedRows, HELD, Item, ResultAddress, Round, RoundCall, RoundLayout};
 use super::table::{Sent, Table};
 use super::tree::TreeSlots;
 use crate::{DType, Heads, KernelError, KvFormat, Mask, Merging};
@@ -45,6 +45,8 @@ impl PlacedRow {
 pub struct Laid {
     pub heads: Heads,
     table: Sent,
+    /// The calls once more, where they are few: they are with the kernels then, whatever went through the cache since.
+    few: Option<FewCalls>,
     /// Where the table has the places of each call's maps, and of the rows.
     maps: u64,
     places: u64,
@@ -55,6 +57,24 @@ pub struct Laid {
     merging: LaidMerging,
     slots: TreeSlots,
     _held: [DeviceBuffer; 2],
+}
+
+/// Calls that go with the kernels, and where they, their items and the places of their maps are among them.
+struct FewCalls {
+    carried: Box<Carried>,
+    calls: i32,
+    items: [i32; 2],
+    maps: i32,
+}
+
+impl FewCalls {
+    fn of(calls: &[LaidCall], items: &[Vec<Item>; 2], maps: &[u64]) -> Option<Self> {
+        let mut table = Table::default();
+        let calls = table.push(calls) as i32;
+        let items = items.each_ref().map(|items| table.push(items) as i32);
+        let maps = table.push(maps) as i32;
+        Carried::of(&table.0).map(|carried| Self { carried: Box::new(carried), calls, items, maps })
+    }
 }
 
 /// How the calls' results become those of rows.
@@ -103,12 +123,21 @@ impl Laid {
     pub fn attend(&self, device: &Device, layer: usize) -> Result<Tensor, KernelError> {
         let Self { heads, round, layout, slots, .. } = self;
         let (calls, maps, layer) = (self.at(layout.calls), self.at(self.maps), layer as i32);
-        for ((tiling, items), place) in device.tilings(heads.dim, round.kept).iter().zip(&round.items).zip(layout.items)
-        {
-            if !items.is_empty() {
-                let (name, spread) = device.tiled(tiling, (items.len(), heads.kv));
-                let (name, list) = (format!("attend_laid_{name}_{}", heads.dim), self.at(place));
-                launch!(device, &name, spread, calls, list, maps, layer)?;
+        for (which, tiling) in device.tilings(heads.dim, round.kept).iter().enumerate() {
+            let items = &round.items[which];
+            if items.is_empty() {
+                continue;
+            }
+            let (name, spread) = device.tiled(tiling, (items.len(), heads.kv));
+            match &self.few {
+                Some(few) => {
+                    let (name, list) = (format!("attend_laid_{name}_carried_{}", heads.dim), few.items[which]);
+                    launch!(device, &name, spread, *few.carried, few.calls, list, few.maps, layer)?;
+                }
+                None => {
+                    let (name, list) = (format!("attend_laid_{name}_{}", heads.dim), self.at(layout.items[which]));
+                    launch!(device, &name, spread, calls, list, maps, layer)?;
+                }
             }
         }
         let out = device.empty(&self.q.shape, DType::Bf16)?;
@@ -170,13 +199,18 @@ impl Device {
         let (round, mut table) = (Round::of((heads, kept_as), calls, at, &tilings), Table::default());
         let of_call = round.calls.iter().zip(&of_ask);
         let laid = of_call.map(|((call, _), ask)| LaidCall { call: *call, settled: i64::from(kept[*ask].1) });
-        let laid = table.append(laid);
+        let laid: Vec<LaidCall> = laid.collect();
+        let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
+        let few = match kept_as {
+            KvFormat::Computed => FewCalls::of(&laid, &round.items, &maps),
+            KvFormat::Q8 => None,
+        };
+        let laid = table.push(&laid);
         let layout = round.lay_behind(laid, &mut table);
         let merging = match at_once(merging, asks, &of_ask, &mut table) {
             Some(merging) => merging,
             None => level_by_level(merging, &mut slots, &mut table),
         };
-        let maps: Vec<u64> = of_ask.iter().map(|ask| kept[*ask].0).collect();
         let maps = table.push(&maps);
         let rows = owns.iter().flat_map(|run| (0..run.rows()).map(move |row| (run, row)));
         let places = match kept_as {
@@ -184,7 +218,7 @@ impl Device {
             KvFormat::Computed => table.push(&rows.map(|(run, row)| PlacedRow::of(run, row)).collect::<Vec<_>>()),
         };
         let table = Sent::Lies(self.upload_bytes(&table.0)?);
-        Ok(Some(Laid { heads, table, maps, places, q, round, layout, merging, slots, _held: held }))
+        Ok(Some(Laid { heads, table, few, maps, places, q, round, layout, merging, slots, _held: held }))
     }
 
     /// The calls of all asks, and the ask of each.

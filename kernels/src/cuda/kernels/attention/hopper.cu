@@ -300,6 +300,10 @@ template <int D, int SLOTS> __device__ __forceinline__ void attend_laid(const La
     K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
         attend_laid_##NAME##_##D(const Laid* calls, const Item* items, const KeyMaps* const* maps, int layer) {                          \
         attend_laid<D, SLOTS>(calls, items, maps, layer);                                                                          \
+    }                                                                                                                        \
+    K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
+        attend_laid_##NAME##_carried_##D(const __grid_constant__ Carried c, int calls, int items, int maps, int layer) {      \
+        attend_laid<D, SLOTS>(within<Laid>(c, calls), within<Item>(c, items), within<const KeyMaps*>(c, maps), layer);        \
     }
 ATTEND(narrow, 3, 256, 2, 64)
 ATTEND(narrow, 3, 256, 2, 128)

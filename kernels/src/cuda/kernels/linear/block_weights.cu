@@ -6,6 +6,7 @@
 
 constexpr int DEPTH = 256, CHUNKS = DEPTH / 8;  // inputs of a tile; 16-byte chunks of so many elements of a row
 constexpr int EACH = 8, SUBS = DEPTH / 32;       // outputs of a tile, and scales of each
+constexpr int AHEAD = 4;                        // operands of so many products are held
 constexpr int HIGH = EACH * DEPTH / 2;          // where the bits above the lowest four of a tile's codes begin
 
 // Outputs of one format. A tile is the low halves of its codes, the bits above them, scales of each 32 inputs, factors: each for
@@ -156,103 +157,182 @@ template <int ROW_TILES, int PAIR, int COUNT, int STAGES> __device__ __forceinli
     int all = own * steps;
     unsigned char* wide = memory + STAGES * stage;  // two of `tiles` widened tiles
     auto first_of = [&](int group) { return f.first + ((int)blockIdx.x + group * (int)gridDim.x) * f.tiles * EACH; };
-    bool widens = warp < wideners;
-    int multiplier = warp - wideners, row_tile = multiplier % ROW_TILES, pair = multiplier / ROW_TILES * PAIR;
-    int tile = warp * COUNT / SUBS, from = warp * COUNT % SUBS;
-    // What is brought: a warp that multiplies brings the weights of a tile.
-    bool brings = !widens && multiplier < f.tiles;
-    const unsigned char* weights = nullptr;
-    int bytes = 0, group = 0, step = 0;
-    auto begin = [&] {
-        int out = first_of(group) + multiplier * EACH, start;
-        bytes = 0;
-        if (!brings || out >= f.last) return;
-        const Section s = section_of(f, out, start);
-        weights = s.tiles + (size_t)((out - start) / EACH) * steps * s.bytes, bytes = s.bytes;
-    };
-    auto bring_weights = [&](int number) {
-        uint32_t to = shared_address(memory + number % STAGES * stage + ROW_BYTES + multiplier * f.most);
-        for (int i = lane * 16; i < bytes; i += 512) copy16(to + i, weights + i, true);
-        weights += bytes;
-        if (++step == steps) step = 0, group++, begin();
-    };
-    auto bring_rows = [&](int number) {
-        uint32_t to = shared_address(memory + number % STAGES * stage);
-        int first = number % steps * DEPTH;
-        for (int i = threadIdx.x; i < f.rows * CHUNKS; i += blockDim.x) {
-            int row = i / CHUNKS, chunk = i % CHUNKS, column = first + chunk * 8;
-            bool there = column < f.k;
-            copy16(to + (row * CHUNKS + (chunk ^ (row & 7))) * 16, f.x + (size_t)row * f.k + (there ? column : 0), there);
-        }
-    };
-    // Weights wait for nobody: they are on their way while what makes the rows is not done.
-    begin();
-#pragma unroll
-    for (int number = 0; number < STAGES - 2; number++)
-        if (number < all) bring_weights(number);
-    follow();
-#pragma unroll
-    for (int number = 0; number < STAGES - 2; number++) {
-        if (number < all) bring_rows(number);
-        commit();
-    }
-    float sums[PAIR][4] = {};
-    Section s;
-    // What is widened in a round is multiplied in the next.
-    for (int number = 0, at = 0, of = 0; number <= all; number++) {
-        wait_all_but<STAGES - 3>();
-        __syncthreads();
-        int next = number + STAGES - 2;
-        if (next < all) bring_weights(next), bring_rows(next);
-        commit();
-        if (widens) {
-            int start, out = first_of(of) + tile * EACH;
-            if (at == 0) s = section_of(f, out, start);
-            uint2* to = (uint2*)(wide + (number % 2 * f.tiles + tile) * WIDE) + from * 2 * 32 + lane;
-            if (number < all && out < f.last)
-                widen_any<COUNT>(s, memory + number % STAGES * stage + ROW_BYTES + tile * f.most, from, lane,
-                    [&](int sub, const unsigned (&b)[2][2]) {
+    if (warp < wideners) {
+        // Weights wait for nobody, and those who widen them wait for whoever brings them alone.
+        follow();
+        int tile = warp * COUNT / SUBS, from = warp * COUNT % SUBS, slot = 0, start;
+        const unsigned char* codes = memory + ROW_BYTES + tile * f.most;
+        uint2* to = (uint2*)(wide + tile * WIDE) + from * 2 * 32 + lane;
+        for (int group = 0; group < own; group++) {
+            int out = first_of(group) + tile * EACH;
+            const Section s = section_of(f, out, start);
+            for (int step = 0; step < steps; step++) {
+                __syncthreads();
+                if (out < f.last)
+                    widen_any<COUNT>(s, codes + slot * stage, from, lane, [&](int sub, const unsigned (&b)[2][2]) {
                         to[sub * 64] = make_uint2(b[0][0], b[0][1]);
                         to[sub * 64 + 32] = make_uint2(b[1][0], b[1][1]);
                     });
-        } else if (number > 0) {
-            int before = number - 1;
-            const uint2* b = (const uint2*)(wide + (before % 2 * f.tiles + pair) * WIDE) + lane;
-            uint32_t rows = shared_address(memory + before % STAGES * stage) + (row_tile * 16 + lane % 16) * (CHUNKS * 16);
-            uint32_t swizzle = (lane / 16 ^ lane % 8) * 16;
-#pragma unroll
-            for (int k = 0; k < DEPTH / 16; k++) {
-                uint32_t a[4];
-                load4(a, rows + (k * 32 ^ swizzle));
-#pragma unroll
-                for (int o = 0; o < PAIR; o++) {
-                    uint2 operands = b[o * (WIDE / 8) + k * 32];
-                    mma(sums[o], a, operands.x, operands.y);
-                }
-            }
-            if (at == 0) {
-#pragma unroll
-                for (int o = 0; o < PAIR; o++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int row = row_tile * 16 + lane / 4 + i / 2 * 8, column = first_of(of - 1) + (pair + o) * EACH + lane % 4 * 2 + i % 2;
-                        float sum = sums[o][i];
-                        sums[o][i] = 0;
-                        if (row >= f.rows || column >= f.last) continue;
-                        if (f.bias) sum += widen(f.bias[column]);
-                        if (f.residual) sum += widen(f.residual[(size_t)row * f.n + column]);
-                        f.y[(size_t)row * f.out_row + column - f.first] = narrow<bf16>(sum);
-                    }
+                slot = slot + 1 == STAGES ? 0 : slot + 1;
+                to += (group * steps + step) % 2 ? -(f.tiles * WIDE / 8) : f.tiles * WIDE / 8;
             }
         }
-        if (++at == steps) at = 0, of++;
+        __syncthreads();
+        return;
+    }
+    int multiplier = warp - wideners, row_tile = multiplier % ROW_TILES, pair = multiplier / ROW_TILES * PAIR;
+    // What is brought: a warp that multiplies brings the weights of a tile, and all of them the rows.
+    const unsigned char* weights = nullptr;
+    int bytes = 0, group = 0, step = 0, place = 0, column = 0, brought = 0;
+    auto begin = [&] {
+        int out = first_of(group) + multiplier * EACH, start;
+        bytes = 0;
+        if (multiplier >= f.tiles || out >= f.last) return;
+        const Section s = section_of(f, out, start);
+        weights = s.tiles + (size_t)((out - start) / EACH) * steps * s.bytes, bytes = s.bytes;
+    };
+    auto bring_weights = [&] {
+        uint32_t to = shared_address(memory + place * stage + ROW_BYTES + multiplier * f.most);
+        for (int i = lane * 16; i < bytes; i += 512) copy16(to + i, weights + i, true);
+        weights += bytes, place = place + 1 == STAGES ? 0 : place + 1;
+        if (++step == steps) step = 0, group++, begin();
+    };
+    auto bring_rows = [&] {
+        uint32_t to = shared_address(memory + brought * stage);
+        int multipliers = blockDim.x / 32 - wideners, chunk = column + lane * 8;
+        bool there = chunk < f.k;
+        for (int row = multiplier; row < f.rows; row += multipliers)
+            copy16(to + (row * CHUNKS + (lane ^ (row & 7))) * 16, f.x + (size_t)row * f.k + (there ? chunk : 0), there);
+        column = column + DEPTH < f.k ? column + DEPTH : 0, brought = brought + 1 == STAGES ? 0 : brought + 1;
+    };
+    begin();
+#pragma unroll
+    for (int number = 0; number < STAGES - 2; number++)
+        if (number < all) bring_weights();
+    follow();
+#pragma unroll
+    for (int number = 0; number < STAGES - 2; number++) {
+        if (number < all) bring_rows();
+        commit();
+    }
+    float sums[PAIR][4] = {};
+    uint32_t rows = shared_address(memory) + (row_tile * 16 + lane % 16) * (CHUNKS * 16), swizzle = (lane / 16 ^ lane % 8) * 16;
+    // What is widened in a round is multiplied in the next.
+    for (int number = 0, at = 0, of = 0, slot = 0; number <= all; number++) {
+        wait_all_but<STAGES - 3>();
+        __syncthreads();
+        if (number + STAGES - 2 < all) bring_weights(), bring_rows();
+        commit();
+        if (number == 0) continue;
+        const uint2* b = (const uint2*)(wide + ((number - 1) % 2 * f.tiles + pair) * WIDE) + lane;
+        uint32_t from = rows + slot * stage;
+        // Operands of the steps that follow come while one is multiplied.
+        uint32_t a[AHEAD][4];
+        uint2 operands[AHEAD][PAIR];
+        auto bring = [&](int k) {
+            load4(a[k % AHEAD], from + (k * 32 ^ swizzle));
+#pragma unroll
+            for (int o = 0; o < PAIR; o++) operands[k % AHEAD][o] = b[o * (WIDE / 8) + k * 32];
+        };
+#pragma unroll
+        for (int k = 0; k < AHEAD - 1; k++) bring(k);
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {
+            if (k + AHEAD - 1 < DEPTH / 16) bring(k + AHEAD - 1);
+#pragma unroll
+            for (int o = 0; o < PAIR; o++) mma(sums[o], a[k % AHEAD], operands[k % AHEAD][o].x, operands[k % AHEAD][o].y);
+        }
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        if (++at < steps) continue;
+#pragma unroll
+        for (int o = 0; o < PAIR; o++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int row = row_tile * 16 + lane / 4 + i / 2 * 8, output = first_of(of) + (pair + o) * EACH + lane % 4 * 2 + i % 2;
+                float sum = sums[o][i];
+                sums[o][i] = 0;
+                if (row >= f.rows || output >= f.last) continue;
+                if (f.bias) sum += widen(f.bias[output]);
+                if (f.residual) sum += widen(f.residual[(size_t)row * f.n + output]);
+                f.y[(size_t)row * f.out_row + output - f.first] = narrow<bf16>(sum);
+            }
+        at = 0, of++;
     }
     wait_all_but<0>();
 }
 
+// A warp has a tile's outputs of sixteen rows, which a block's warps share.
+template <int STAGES> __device__ __forceinline__ void multiply_alone(const Blocks& f) {
+    constexpr int ROW_BYTES = 16 * DEPTH * 2;
+    extern __shared__ __align__(128) unsigned char memory[];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, start;
+    int stage = ROW_BYTES + f.tiles * f.most, out = f.first + ((int)blockIdx.x * f.tiles + warp) * EACH, steps = (f.k + DEPTH - 1) / DEPTH;
+    bool works = out < f.last;
+    const Section s = section_of(f, works ? out : f.first, start);
+    const unsigned char* weights = s.tiles + (size_t)(works ? (out - start) / EACH : 0) * steps * s.bytes;
+    auto bring_weights = [&](int number) {
+        uint32_t to = shared_address(memory + number % STAGES * stage + ROW_BYTES + warp * f.most);
+        for (int i = lane * 16; works && i < s.bytes; i += 512) copy16(to + i, weights + (size_t)number * s.bytes + i, true);
+    };
+    auto bring_rows = [&](int number) {
+        uint32_t to = shared_address(memory + number % STAGES * stage);
+        for (int i = threadIdx.x; i < f.rows * CHUNKS; i += blockDim.x) {
+            int row = i / CHUNKS, chunk = i % CHUNKS, column = number * DEPTH + chunk * 8;
+            bool there = column < f.k;
+            copy16(to + (row * CHUNKS + (chunk ^ (row & 7))) * 16, f.x + (size_t)row * f.k + (there ? column : 0), there);
+        }
+    };
+    float sums[4] = {};
+#pragma unroll
+    for (int number = 0; number < STAGES - 1; number++)
+        if (number < steps) bring_weights(number);
+    follow();
+#pragma unroll
+    for (int number = 0; number < STAGES - 1; number++) {
+        if (number < steps) bring_rows(number);
+        commit();
+    }
+    for (int number = 0; number < steps; number++) {
+        wait_all_but<STAGES - 2>();
+        __syncthreads();
+        int next = number + STAGES - 1;
+        if (next < steps) bring_weights(next), bring_rows(next);
+        commit();
+        if (!works) continue;
+        const unsigned char* from = memory + number % STAGES * stage;
+        uint32_t rows = shared_address(from) + lane % 16 * (CHUNKS * 16), swizzle = (lane / 16 ^ lane % 8) * 16;
+        // Rows are brought before the weights that they are multiplied by are widened.
+        uint32_t a[2][2][4];
+        auto bring = [&](int sub) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) load4(a[sub % 2][i], rows + ((sub * 2 + i) * 32 ^ swizzle));
+        };
+        bring(0);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            widen_any<4>(s, from + ROW_BYTES + warp * f.most, half * 4, lane, [&](int at, const unsigned (&b)[2][2]) {
+                int sub = half * 4 + at;
+                if (sub + 1 < SUBS) bring(sub + 1);
+#pragma unroll
+                for (int i = 0; i < 2; i++) mma(sums, a[sub % 2][i], b[i][0], b[i][1]);
+            });
+    }
+    wait_all_but<0>();
+    if (!works) return;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = out + lane % 4 * 2 + i % 2;
+        if (row >= f.rows) continue;
+        float sum = sums[i];
+        if (f.bias) sum += widen(f.bias[column]);
+        if (f.residual) sum += widen(f.residual[(size_t)row * f.n + column]);
+        f.y[(size_t)row * f.out_row + column - f.first] = narrow<bf16>(sum);
+    }
+}
+
 #define K extern "C" __global__ void
-K __launch_bounds__(640) linear_blocks_16_narrow(const __grid_constant__ Blocks f) { multiply<1, 1, 2, 6>(f); }
-K __launch_bounds__(768) linear_blocks_16_wide(const __grid_constant__ Blocks f) { multiply<1, 1, 4, 6>(f); }
+K __launch_bounds__(256) linear_blocks_16_alone(const __grid_constant__ Blocks f) { multiply_alone<4>(f); }
+K __launch_bounds__(640) linear_blocks_16(const __grid_constant__ Blocks f) { multiply<1, 1, 2, 6>(f); }
 K __launch_bounds__(768) linear_blocks_64(const __grid_constant__ Blocks f) { multiply<4, 2, 4, 4>(f); }
 
 // All weights as bf16 `(n, k)` in `y`; a warp has a tile.

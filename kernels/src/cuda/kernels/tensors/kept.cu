@@ -143,7 +143,7 @@ struct PlacedCodes {
 };
 K place_rows_eight(
     const bf16* q, const bf16* k, const bf16* v, float* queries, const PlacedCodes* to, int query, int kv, int dim, int layer) {
-    follow();
+    follow_early();
     size_t row = blockIdx.x;
     int task = blockIdx.y * WARPS + threadIdx.x / 32;
     if (task < query) {

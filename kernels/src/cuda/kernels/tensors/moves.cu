@@ -258,7 +258,7 @@ struct Placed {
     long long value, layer;  // bytes from a key to its value, and from layer to layer
 };
 K place_rows(const uint4* q, const uint4* k, const uint4* v, uint4* queries, const Placed* to, int q_steps, int kv_steps, int layer) {
-    follow();
+    follow_early();
     size_t row = blockIdx.x;
     const Placed place = to[row];
     uint4 *key = (uint4*)(place.k + layer * place.layer), *value = (uint4*)(place.k + layer * place.layer + place.value);
