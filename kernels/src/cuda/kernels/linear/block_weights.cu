@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 constexpr int DEPTH = 256, CHUNKS = DEPTH / 8;  // inputs of a tile; 16-byte chunks of so many elements of a row
-constexpr int EACH = 8, SUBS = DEPTH / 32;       // outputs of a tile, and scales of each
+constexpr int EACH = 8, SUBS = DEPTH / 32;      // outputs of a tile, and scales of each
 constexpr int AHEAD = 4;                        // operands of so many products are held
 constexpr int HIGH = EACH * DEPTH / 2;          // where the bits above the lowest four of a tile's codes begin
 
@@ -145,6 +145,14 @@ __device__ __forceinline__ Section section_of(const Blocks& f, int out, int& sta
     return s;
 }
 
+// A row's output, if there are such: its sum of products, and what is added to it.
+__device__ __forceinline__ void put_output(const Blocks& f, int row, int output, float sum) {
+    if (row >= f.rows || output >= f.last) return;
+    if (f.bias) sum += widen(f.bias[output]);
+    if (f.residual) sum += widen(f.residual[(size_t)row * f.n + output]);
+    f.y[(size_t)row * f.out_row + output - f.first] = narrow<bf16>(sum);
+}
+
 // A block of threads has `tiles` tiles of outputs at a time, of ROW_TILES times 16 rows, and goes from group to group of them. Of its warps
 // each of the first widens COUNT times 32 inputs of a tile, of all 256; each of the others multiplies what was widened before of PAIR tiles
 // with sixteen rows.
@@ -251,10 +259,7 @@ template <int ROW_TILES, int PAIR, int COUNT, int STAGES> __device__ __forceinli
                 int row = row_tile * 16 + lane / 4 + i / 2 * 8, output = first_of(of) + (pair + o) * EACH + lane % 4 * 2 + i % 2;
                 float sum = sums[o][i];
                 sums[o][i] = 0;
-                if (row >= f.rows || output >= f.last) continue;
-                if (f.bias) sum += widen(f.bias[output]);
-                if (f.residual) sum += widen(f.residual[(size_t)row * f.n + output]);
-                f.y[(size_t)row * f.out_row + output - f.first] = narrow<bf16>(sum);
+                put_output(f, row, output, sum);
             }
         at = 0, of++;
     }
@@ -321,12 +326,8 @@ template <int STAGES> __device__ __forceinline__ void multiply_alone(const Block
     if (!works) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int row = lane / 4 + i / 2 * 8, column = out + lane % 4 * 2 + i % 2;
-        if (row >= f.rows) continue;
-        float sum = sums[i];
-        if (f.bias) sum += widen(f.bias[column]);
-        if (f.residual) sum += widen(f.residual[(size_t)row * f.n + column]);
-        f.y[(size_t)row * f.out_row + column - f.first] = narrow<bf16>(sum);
+        int row = lane / 4 + i / 2 * 8, output = out + lane % 4 * 2 + i % 2;
+        put_output(f, row, output, sums[i]);
     }
 }
 
