@@ -49,10 +49,10 @@ pub fn encode_together<B: Backend>(
         members.into_iter().map(|member| member.join().expect("a device's thread does not panic")).collect()
     });
     // What failed first made the others fail: they were told to stop, or waited for it.
-    match board.posted().lost {
-        Some(first) => ends.swap_remove(first).map(|encoded| vec![encoded]),
-        None => ends.into_iter().collect(),
+    if let Some(first) = board.posted().lost {
+        ends.swap(0, first);
     }
+    ends.into_iter().collect()
 }
 
 /// What devices pass each other.

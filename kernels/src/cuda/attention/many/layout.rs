@@ -69,6 +69,11 @@ struct FewCalls {
 
 impl FewCalls {
     fn of(calls: &[LaidCall], items: &[Vec<Item>; 2], maps: &[u64]) -> Option<Self> {
+        // Of many calls no table is made in vain.
+        let of_items = items.iter().map(|items| size_of_val(&items[..])).sum::<usize>();
+        if !Carried::has_room(size_of_val(calls) + of_items + size_of_val(maps)) {
+            return None;
+        }
         let mut table = Table::default();
         let calls = table.push(calls) as i32;
         let items = items.each_ref().map(|items| table.push(items) as i32);
