@@ -70,7 +70,8 @@ pub trait LinearOps: ElementwiseOps {
     /// Prepares a linear layer whose output is the outputs of `parts` (each `(n_i, k)`) side by side. `biases` is empty
     /// or has one `(n_i)` for each part.
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Self::Linear, KernelError>;
-    /// The same of the output head `(vocab, e)`, whose small differences choose tokens: never in fewer bits than compute type.
+    /// The same of the output head `(vocab, e)`, whose small differences choose tokens: never in fewer bits than compute type, unless
+    /// the checkpoint has it so.
     fn head_weight(&self, weight: HostTensor<'_>) -> Result<Self::Linear, KernelError> {
         self.linear_weight(&[weight], &[])
     }

@@ -93,8 +93,8 @@ impl CudaLinear {
         biases: &[HostTensor<'_>],
         dtype: DType,
     ) -> Result<Self, KernelError> {
-        let alike = biases.is_empty() || biases.len() == parts.len();
-        let blocks = if dtype == DType::Bf16 && alike { BlockRows::pack(device, parts)? } else { None };
+        let kept = dtype == DType::Bf16 && are_beside(biases, parts);
+        let blocks = if kept { BlockRows::pack(device, parts)? } else { None };
         let Some(blocks) = blocks else { return Self::pack(device, parts, biases, dtype) };
         let bias = Self::bias(device, biases, blocks.shape.0, dtype)?;
         Ok(Self { weight: Weight::Blocks(blocks), bias })
@@ -114,9 +114,7 @@ impl CudaLinear {
     ) -> Result<Self, KernelError> {
         let k = parts.first().and_then(|part| part.shape.get(1)).copied().unwrap_or(0);
         let of_part = |part: &HostTensor<'_>| part.shape.len() == 2 && part.shape[1] == k;
-        let beside = |(bias, part): (&HostTensor<'_>, &HostTensor<'_>)| bias.shape == [part.shape[0]];
-        let biased = biases.is_empty() || biases.len() == parts.len() && biases.iter().zip(parts).all(beside);
-        if k == 0 || !parts.iter().all(of_part) || !biased {
+        if k == 0 || !parts.iter().all(of_part) || !are_beside(biases, parts) {
             let shapes: Vec<&[usize]> = parts.iter().chain(biases).map(|part| part.shape).collect();
             return Err(KernelError::shape("linear_weight", "parts (n_i, k) and no biases or one (n_i) each", &shapes));
         }
@@ -384,6 +382,13 @@ impl Products {
         device.queued(rows, operations(rows, (n, k)))?;
         Ok(out)
     }
+}
+
+/// Whether there is no bias, or one of each part's outputs.
+fn are_beside(biases: &[HostTensor<'_>], parts: &[HostTensor<'_>]) -> bool {
+    let beside =
+        |(bias, part): (&HostTensor<'_>, &HostTensor<'_>)| bias.shape == &part.shape[..part.shape.len().min(1)];
+    biases.is_empty() || biases.len() == parts.len() && biases.iter().zip(parts).all(beside)
 }
 
 /// Multiplications and additions.

@@ -73,6 +73,24 @@ fn products_by_blocks_are_those_by_their_numbers() {
     }
 }
 
+#[test]
+fn biases_that_do_not_fit_blocks_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let format = BlockFormat::Q8_0;
+    let (shapes, blocks) = ([[16, 256], [32, 256]], [drawn(format, 16 * 256, 1), drawn(format, 32 * 256, 2)]);
+    let parts = [0, 1].map(|at| HostTensor { stored: Stored::Blocks(format), shape: &shapes[at], bytes: &blocks[at] });
+    let zeros = [0; 4 * 64];
+    for sizes in [[[32], [16]], [[16], [64]]] {
+        let biases = [0, 1].map(|at| HostTensor {
+            stored: DType::F32.into(),
+            shape: &sizes[at],
+            bytes: &zeros[..4 * sizes[at][0]],
+        });
+        assert!(gpu.linear_weight(&parts, &biases).is_err(), "{sizes:?}");
+    }
+    assert!(gpu.linear_weight(&parts, &[]).unwrap().is_in_blocks());
+}
+
 /// A format whose blocks of a row have one factor takes less: scales of more inputs than a block has.
 #[test]
 fn blocks_that_share_a_factor_have_the_bits_of_those_that_do_not() {

@@ -94,9 +94,10 @@ impl BlockRows {
         if k == 0 || parts.len() > MOST_SECTIONS || !parts.iter().all(|part| fills(part) && part.shape[1] == k) {
             return Ok(None);
         }
+        let format = |part: &HostTensor<'_>| if let Stored::Blocks(format) = part.stored { Some(format) } else { None };
+        let Some(formats) = parts.iter().map(format).collect::<Option<Vec<_>>>() else { return Ok(None) };
         let (mut sections, mut end) = (Vec::new(), 0);
-        for part in parts {
-            let Stored::Blocks(format) = part.stored else { return Ok(None) };
+        for (part, format) in parts.iter().zip(formats) {
             part.check("linear_weight")?;
             end += part.shape[0];
             let layout = TileLayout::of(format, part);

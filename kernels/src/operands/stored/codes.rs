@@ -72,7 +72,7 @@ pub(crate) fn sub_block(format: B, block: &[u8], sub: usize) -> SubBlock {
         B::Q5_1 => plain(with_fifth(halves(&block[8..]), &block[4..])),
         B::Q8_0 => plain(std::array::from_fn(|at| block[2 + at])),
         B::Mxfp4 => SubBlock { factor: power(block[0]), ..plain(halves(&block[1..])) },
-        B::Int4 => SubBlock { lows: [-(block[2] as i8); 2], ..plain(halves(&block[3..])) },
+        B::Int4 => SubBlock { lows: [(block[2] as i8).wrapping_neg(); 2], ..plain(halves(&block[3..])) },
         B::Q2K => q2(block, sub, plain([0; SUB])),
         B::Q3K => q3(block, sub, plain([0; SUB])),
         B::Q4K | B::Q5K => q4_or_q5(format, block, sub, plain([0; SUB])),
