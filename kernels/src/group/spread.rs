@@ -7,10 +7,15 @@ use super::members::DeviceGroup;
 use crate::KernelError;
 use crate::backend::Backend;
 
+/// Most elements of a whole tensor whose parts are kept beside it: those of a step's rows, not of a context's.
+const KEPT_ELEMENTS: usize = 1 << 20;
+
 /// A tensor on all devices of a group: whole on each, or dealt out along an axis.
 pub struct GroupTensor<B: Backend> {
     pub(super) parts: Arc<[B::Tensor]>,
     pub(super) layout: Layout,
+    /// What it was put together from, where that is still at hand.
+    before: Option<Box<GroupTensor<B>>>,
 }
 
 /// What gives a tensor that is on its way.
@@ -18,13 +23,13 @@ pub(super) type Coming<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelErr
 
 impl<B: Backend> Clone for GroupTensor<B> {
     fn clone(&self) -> Self {
-        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone() }
+        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone(), before: self.before.clone() }
     }
 }
 
 impl<B: Backend> GroupTensor<B> {
     pub(super) fn of(parts: Vec<B::Tensor>, layout: Layout) -> Self {
-        Self { parts: parts.into(), layout }
+        Self { parts: parts.into(), layout, before: None }
     }
 
     /// Whether it is dealt out along this axis.
@@ -64,7 +69,8 @@ impl<B: Backend> DeviceGroup<B> {
             [segment] => self.segment_whole(&x.parts, *segment, split.axis)?,
             segments => self.segments_whole(x, segments, split)?,
         };
-        Ok(GroupTensor::of(whole, None))
+        let small = self.first().shape(&whole[0]).iter().product::<usize>() <= KEPT_ELEMENTS;
+        Ok(GroupTensor { before: small.then(|| Box::new(x.clone())), ..GroupTensor::of(whole, None) })
     }
 
     /// The same, on its way while the devices do what else they are asked, until it is taken.
@@ -130,8 +136,8 @@ impl<B: Backend> DeviceGroup<B> {
 
     /// The same tensor as `layout` says.
     pub(super) fn dealt(&self, x: &GroupTensor<B>, layout: &Layout) -> Result<GroupTensor<B>, KernelError> {
-        if x.layout == *layout {
-            return Ok(x.clone());
+        if let Some(same) = [Some(x), x.before.as_deref()].into_iter().flatten().find(|x| x.layout == *layout) {
+            return Ok(same.clone());
         }
         let whole = self.whole(x)?;
         let Some(split) = layout else { return Ok(whole) };
