@@ -21,6 +21,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::{DType, KernelError};
+use buffer::BufferPool;
 pub(super) use buffer::DeviceBuffer;
 use carried::ARGUMENT_BYTES;
 pub(super) use carried::Carried;
@@ -43,6 +44,7 @@ const KEPT_SHARE: usize = 16;
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    pool: Arc<BufferPool>,
     functions: HashMap<String, (sys::CUfunction, Overlap)>,
     staging: Staging,
     room: Occupancy,
@@ -104,7 +106,8 @@ impl Device {
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
         let (functions, maps, shelf, queue) = Default::default();
         let throttle = Throttle::of(index);
-        let mut device = Self { context, stream, functions, staging, room, code, maps, shelf, queue, throttle };
+        let pool = Arc::new(BufferPool::new(Arc::clone(&stream)));
+        let mut device = Self { context, stream, pool, functions, staging, room, code, maps, shelf, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -247,11 +250,9 @@ impl Device {
 
     /// Memory, unset.
     pub(super) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
-        self.context.bind_to_thread().map_err(|error| device_error("alloc", error))?;
-        // SAFETY: the stream lives; the memory is not read before it is written.
-        let ask = || unsafe { result::malloc_async(self.stream.cu_stream(), bytes.max(16)) };
+        let ask = || self.pool.alloc(bytes);
         let full = |error: &result::DriverError| error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-        let pointer = ask().or_else(|error| {
+        let buffer = ask().or_else(|error| {
             if !full(&error) {
                 return Err(error);
             }
@@ -260,13 +261,12 @@ impl Device {
             self.trim(0);
             ask()
         });
-        let pointer = pointer.map_err(|error| match error.0 {
+        buffer.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 KernelError::DeviceMemory { bytes, free: self.memory().map_or(0, |(free, _)| free) }
             }
             _ => device_error("alloc", error),
-        })?;
-        Ok(DeviceBuffer::new(pointer, bytes, Arc::clone(&self.stream)))
+        })
     }
 
     /// A copy of host bytes.

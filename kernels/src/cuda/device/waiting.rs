@@ -28,6 +28,9 @@ impl Device {
 
     /// Gives back what is kept of freed memory, but for `spare` bytes.
     pub(super) fn trim(&self, spare: usize) {
+        if spare == 0 {
+            self.pool.give_back();
+        }
         let (mut pool, mut used) = (std::ptr::null_mut(), 0u64);
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
         // SAFETY: the device is open; both pointers are to live values of the types that the calls want. Without pools there
