@@ -1,10 +1,11 @@
 //! Parts of a matrix, one of each of several GPUs, put together on all of them. GPUs that are linked write to each other's memory and
 //! wait for what the others write, by one kernel each; elsewhere parts are exported.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, sys};
 
 use super::super::device::{DeviceBuffer, LaunchShape, Pinned, device_error, launch};
 use super::super::exchange;
@@ -116,6 +117,7 @@ struct Inboxes {
     /// Of each member's last exchange.
     numbers: Vec<AtomicU32>,
     abandoned: Abandoned,
+    companies: Companies,
     /// Of each member, for copies beside what it computes.
     sides: Vec<Arc<CudaStream>>,
     /// Whether such copies were tried, and came to where they belong.
@@ -134,6 +136,43 @@ impl Abandoned {
     fn flag(&self) -> &AtomicBool {
         // SAFETY: the memory is live and aligned, and was written when it was fresh.
         unsafe { AtomicBool::from_ptr(self.0.pointer().cast()) }
+    }
+}
+
+/// How many members of groups there are on each GPU of one. Kernels may start early behind an exchange only where they are alone: those
+/// of two groups could keep each other's from running.
+struct Companies {
+    counts: Vec<Arc<AtomicUsize>>,
+    /// Whether processes run side by side on a GPU of them.
+    shared: bool,
+}
+
+impl Companies {
+    fn join(members: &[Arc<Cuda>]) -> Self {
+        static GPUS: Mutex<Option<HashMap<usize, Arc<AtomicUsize>>>> = Mutex::new(None);
+        let side_by_side = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MPS_ENABLED;
+        // A driver that does not know of it has older ways: then nothing is early.
+        let shared = |member: &Arc<Cuda>| member.device.context().attribute(side_by_side).map_or(true, |on| on != 0);
+        let shared = members.iter().any(shared);
+        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = |member: &Arc<Cuda>| {
+            let count = Arc::clone(gpus.get_or_insert_default().entry(member.index).or_default());
+            count.fetch_add(1, Ordering::AcqRel);
+            count
+        };
+        Self { counts: members.iter().map(count).collect(), shared }
+    }
+
+    fn are_alone(&self) -> bool {
+        !self.shared && self.counts.iter().all(|count| count.load(Ordering::Acquire) == 1)
+    }
+}
+
+impl Drop for Companies {
+    fn drop(&mut self) {
+        for count in &self.counts {
+            count.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -165,7 +204,8 @@ impl Inboxes {
         let sides = sides.map_err(|error| device_error("all_gather", error))?;
         let places = Placing::is_right(members, &sides).unwrap_or(false);
         let meeting = Rendezvous::new(members);
-        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), sides, places, meeting })
+        let (members, companies) = (members.to_vec(), Companies::join(members));
+        Ok(Self { members, each, numbers, abandoned: Abandoned(flag), companies, sides, places, meeting })
     }
 
     /// Where `receiver` gets what `sender` sends by exchange `number`.
@@ -226,7 +266,8 @@ impl Inboxes {
         let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
         let spread = LaunchShape::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
         let gathering = self.gathering((member, number), (&part, &out), layout);
-        launch!(device, "all_gather", spread, gathering)?;
+        let name = if self.companies.are_alone() { "all_gather_early" } else { "all_gather" };
+        launch!(device, name, spread, gathering)?;
         Ok(out)
     }
 

@@ -93,7 +93,7 @@ pub const MODULES: &[Module] = &[
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")),
-        &[(SINGLE, &["signal", "fetch_lent", "all_gather"])],
+        &[(SINGLE, &["signal", "fetch_lent", "all_gather", "all_gather_early"])],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/selected.fatbin")), &[(HEAD_SIZES, &["attend_selected"])]),
     (
@@ -154,5 +154,14 @@ pub const FOLLOWERS: &[&str] = &[
     "widen_blocks",
 ];
 /// Beginnings of the names of those that let the next one start before they have waited.
-pub const EARLY: &[&str] =
-    &["rms_norm", "split_rotate", "merge_rows", "merge_outputs", "copy_runs", "place_rows", "combine", "signal"];
+pub const EARLY: &[&str] = &[
+    "rms_norm",
+    "split_rotate",
+    "merge_rows",
+    "merge_outputs",
+    "copy_runs",
+    "place_rows",
+    "combine",
+    "signal",
+    "all_gather_early",
+];

@@ -4,7 +4,7 @@
 #define K extern "C" __global__ void
 
 // What waits for another GPU lets nothing start behind it: blocks that are there and wait would keep others of this GPU from running,
-// whose work the other GPU may wait for.
+// whose work the other GPU may wait for. Where nobody else's work is waited for, what comes next may bring its weights meanwhile.
 __device__ __forceinline__ void follow_alone() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -70,8 +70,7 @@ struct Gathering {
     unsigned number, unused;
 };
 
-K all_gather(const __grid_constant__ Gathering g) {
-    follow_alone();
+__device__ __forceinline__ void gather_parts(const Gathering& g) {
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     auto place = [&](int member, int i) {
         int width = g.widths[member], row = i / width;
@@ -103,4 +102,13 @@ K all_gather(const __grid_constant__ Gathering g) {
             *place(other, i) = make_uint2(x.x, x.z);
         }
     }
+}
+
+K all_gather(const __grid_constant__ Gathering g) {
+    follow_alone();
+    gather_parts(g);
+}
+K all_gather_early(const __grid_constant__ Gathering g) {
+    follow_early();
+    gather_parts(g);
 }
