@@ -22,12 +22,12 @@ struct Bench {
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let out = arguments
-        .next()
-        .context("usage: cuda <out.jsonl> [copy|products|blocks|attention|rows|codes|layers-32|layers-128 ...]")?;
+    let out = arguments.next().context(
+        "usage: cuda <out.jsonl> [copy|products|blocks|eight|attention|rows|codes|layers-32|layers-128 ...]",
+    )?;
     let mut parts: Vec<String> = arguments.collect();
     if parts.is_empty() {
-        parts = ["copy", "products", "blocks", "rows", "codes", "attention", "layers-32", "layers-128"]
+        parts = ["copy", "products", "blocks", "eight", "rows", "codes", "attention", "layers-32", "layers-128"]
             .map(String::from)
             .to_vec();
     }
@@ -44,6 +44,7 @@ fn main() -> Result<()> {
             "copy" => bench.copy(),
             "products" => products::run(&bench),
             "blocks" => products::blocks(&bench),
+            "eight" => products::eight(&bench),
             "attention" => attention::prefill(&bench),
             "rows" => attention::few_rows(&bench),
             "codes" => attention::codes(&bench),

@@ -35,6 +35,52 @@ pub fn run(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
+/// Products of few rows by weights in 8-bit floats, beside those in bf16.
+pub fn eight(bench: &Bench) -> Result<()> {
+    let shapes = [
+        ("8B qkv", 6144, 4096),
+        ("8B o", 4096, 4096),
+        ("8B gate-up", 28672, 4096),
+        ("8B down", 4096, 14336),
+        ("half of 70B qkv", 5120, 8192),
+        ("half of 70B o", 4096, 8192),
+        ("half of 70B gate-up", 28672, 8192),
+        ("half of 70B down", 4096, 28672),
+    ];
+    for (name, n, k) in shapes {
+        let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
+        let copies = (200 << 20) / (n * k) + 1;
+        let plain = (0..copies.min(COPIES)).map(weight).collect::<Result<Vec<_>>>()?;
+        let eight =
+            (0..copies).map(|seed| Ok(weight(seed)?.in_eight_bits(bench.device())?)).collect::<Result<Vec<_>>>()?;
+        let all = bench.random(&[64, k], 9, 1.0)?;
+        let residual = bench.random(&[64, n], 9, 1.0)?;
+        for rows in [1, 8, 16, 32, 64] {
+            let (x, residual) = (all.rows(0, rows)?, residual.rows(0, rows)?);
+            let timed = |weights: &[CudaLinear], added: bool| {
+                bench.time(200, |turn| {
+                    let (weight, residual) = (&weights[turn % weights.len()], added.then(|| residual.clone()));
+                    bench.gpu.products().linear(bench.device(), &x, weight, residual).map(drop)?;
+                    Ok(())
+                })
+            };
+            let (beside, seconds, added) = (timed(&plain, false)?, timed(&eight, false)?, timed(&eight, true)?);
+            let rate = (n * k) as f64 / seconds / 1e12;
+            let figure = format!(
+                "{rate:.2} TB/s, {:.2} of bf16's {:.1} us; added {:.1}",
+                seconds / beside,
+                1e6 * beside,
+                1e6 * added
+            );
+            bench.say("eight", &format!("{name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
+        }
+    }
+    for choice in bench.gpu.products().choices() {
+        bench.say("algorithm", &format!("{choice:?}").replace('"', ""), 0.0, "")?;
+    }
+    Ok(())
+}
+
 /// Products of few rows by weights in blocks, beside those in bf16.
 pub fn blocks(bench: &Bench) -> Result<()> {
     for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {

@@ -4,6 +4,7 @@
 mod block_weights;
 mod eight;
 mod few;
+mod few_eight;
 mod plans;
 mod product;
 

@@ -6,6 +6,7 @@ const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
+pub const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48", "_32x64", "_64x64"];
 pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
 
 /// What a source was compiled to for each target, and the kernels in it.
@@ -26,6 +27,7 @@ pub const MODULES: &[Module] = &[
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few", "gated_few"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/few_eight.fatbin")), &[(EIGHT_TILES, &["linear_few_eight"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/block_weights.fatbin")),
         &[(BLOCK_ROW_COUNTS, &["linear_blocks"]), (SINGLE, &["widen_blocks"])],
@@ -156,6 +158,7 @@ pub const FOLLOWERS: &[&str] = &[
 /// Beginnings of the names of those that let the next one start before they have waited.
 pub const EARLY: &[&str] = &[
     "rms_norm",
+    "quantize",
     "split_rotate",
     "merge_rows",
     "merge_outputs",

@@ -11,8 +11,8 @@ use std::ops::Range;
 use cudarc::cublaslt::{result, sys};
 
 use super::super::device::{Device, DeviceBuffer, device_error};
-use super::few;
 use super::product::{Key, Operands};
+use super::{few, few_eight};
 use crate::KernelError;
 use trial::Trial;
 
@@ -205,6 +205,7 @@ impl Plans {
         operands: Operands,
     ) -> Result<(), KernelError> {
         match way {
+            ProductPath::Few if key.eight => few_eight::multiply(device, key, rows, operands),
             ProductPath::Few => few::multiply(device, key, (rows, false), operands, 0..key.n),
             ProductPath::Library(algorithm) => {
                 let call = ProductCall::new(key, rows, operands).map_err(failed)?;
@@ -227,7 +228,8 @@ impl Plans {
         let Some(first) = offers.iter().flatten().next().copied().map(ProductPath::Library) else { return Ok(None) };
         let run = |way, rows, operands| self.go(device, way, (key, rows), operands);
         let trial = Trial::new(device, (key, counts[2]), |rows, operands| run(first, rows, operands))?;
-        let own = few::takes(key, end).then_some(ProductPath::Few);
+        let takes = few::takes(key, end) || few_eight::takes(device, key, end);
+        let own = takes.then_some(ProductPath::Few);
         let mut liked: Vec<Algorithm> = Vec::new();
         for offer in offers[class].iter().chain(offers.iter().flatten()) {
             if liked.iter().all(|known| known.data != offer.data) {

@@ -61,6 +61,13 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap& map, uin
         "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "l"(passing)
         : "memory");
 }
+// The same of a map's own count of rows, which others read, too.
+__device__ __forceinline__ void copy_kept_tile(uint32_t to, const TensorMap& map, uint32_t barrier, int column, int row, int matrix) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
+        : "memory");
+}
 // A map will be asked for.
 __device__ __forceinline__ void await_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 // A map that was written to device memory is seen by the copy engine.

@@ -36,14 +36,14 @@ template <class V> __device__ __forceinline__ void quantize_row(V value, unsigne
 
 #define K extern "C" __global__ __launch_bounds__(256) void
 K quantize(const bf16* x, unsigned char* out, float* scales, int columns) {
-    follow();
+    follow_early();
     const bf16* row = x + (size_t)blockIdx.x * columns;
     quantize_row([&](int i) { return *(const Sixteen*)(row + i); }, out, scales, columns);
 }
 
 // Of what `rms_norm` gives, with its arithmetic.
 K quantize_norm(const bf16* x, const bf16* weight, unsigned char* out, float* scales, int columns, float eps) {
-    follow();
+    follow_early();
     __shared__ float sums[8];
     const bf16* row = x + (size_t)blockIdx.x * columns;
     float sum = 0;
@@ -67,7 +67,7 @@ K quantize_norm(const bf16* x, const bf16* weight, unsigned char* out, float* sc
 
 // Of what `gated_silu` gives for rows of gate and up, with its arithmetic; a row lies in shared memory meanwhile.
 K quantize_gated(const bf16* gate_up, unsigned char* out, float* scales, int columns) {
-    follow();
+    follow_early();
     extern __shared__ __align__(16) bf16 gated[];
     const bf16* row = gate_up + (size_t)blockIdx.x * 2 * columns;
     for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) {
