@@ -79,6 +79,45 @@ fn products_by_blocks_are_those_by_their_numbers_to_the_last_bit() {
     }
 }
 
+/// One row is multiplied otherwise than several: all shapes of both, with what is added to them.
+#[test]
+fn odd_shapes_by_blocks_have_the_bits_of_their_numbers() {
+    for (at, format) in BlockFormat::ALL.into_iter().enumerate() {
+        for (number, n) in [1, 15, 16, 33, 70, 129].into_iter().enumerate() {
+            let (k, seed) = (256 * (1 + (at + number) % 3), (7 * at + number) as u64);
+            let (shape, mut blocks) = ([n, k], drawn(format, n * k, seed));
+            if format == BlockFormat::Mxfp4 && number == 2 {
+                // Numbers below the normal ones.
+                blocks.chunks_exact_mut(format.bytes()).for_each(|block| block[0] %= 4);
+            }
+            let numbers = widened(format, &blocks);
+            let bias: Vec<u8> = (0..n).flat_map(|at| (at as f32 / 7.0 - 3.0).to_le_bytes()).collect();
+            let biases = [HostTensor { stored: DType::F32.into(), shape: &[n], bytes: &bias }];
+            for cpu in every_cpu() {
+                let of = |stored, bytes| {
+                    cpu.linear_weight(&[HostTensor { stored, shape: &shape, bytes }], &biases[..number % 2]).unwrap()
+                };
+                let weights = [of(Stored::Blocks(format), &blocks), of(DType::F32.into(), &numbers)];
+                for rows in 1..=17 {
+                    let draw = |columns: usize, by: usize| {
+                        let values: Vec<f32> =
+                            (0..rows * columns).map(|at| ((at * by + 11) % 101) as f32 / 50.0 - 1.0).collect();
+                        cpu.cast(&cpu.upload(&[rows, columns], &values).unwrap()).unwrap()
+                    };
+                    let (x, residual) = (draw(k, 37), draw(n, 29));
+                    let [got, expected] = weights.each_ref().map(|weight| {
+                        let plain = cpu.linear(&x, weight).unwrap();
+                        let added = cpu.linear_add(&x, weight, residual.clone()).unwrap();
+                        [plain, added]
+                            .map(|y| cpu.download(&y).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+                    });
+                    assert_eq!(got, expected, "{format}, {rows} x {k} x {n}: {}", cpu.numerics());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_of_a_table_in_blocks_are_those_of_its_numbers() {
     for format in BlockFormat::ALL {

@@ -2,19 +2,21 @@
 //! result depends neither on its neighbours nor on the threads.
 
 use super::compute::Compute;
-#[cfg(target_arch = "x86_64")]
-use super::lanes::Avx512Codes;
 use super::lanes::{
-    Aligned, CodeLanes, Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, Sums, load_some, product,
-    store_some,
+    Aligned, Element, Extent, Kernel, Lanes, LeftOperand, PANEL, RightOperand, Sums, load_some, product, store_some,
 };
 use super::pool::{DisjointBuffer, Tasks, ThreadPool, filled};
-use super::tensor::{BlockPanels, PairSink};
-use crate::DType;
-use crate::operands::SUB;
+use super::tensor::BlockPanels;
+
+mod blocks;
+
+#[cfg(target_arch = "x86_64")]
+use blocks::RowTask;
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
 const K_BLOCK: usize = 256;
+/// The same where weights are widened first: all panels of a tile stay there.
+const WIDE_K_BLOCK: usize = 128;
 /// Rows of `x` that a task takes at most: a block of them stays in the second-level cache.
 const PIECE_ROWS: usize = 96;
 /// Panels that run side by side: the widest tile.
@@ -135,11 +137,24 @@ impl<E: Element> Kernel for GemmTask<'_, E> {
             x.extend(stored.iter().map(|x| x.widen()));
             x
         });
+        // Lanes as wide are AVX-512's.
+        #[cfg(target_arch = "x86_64")]
+        if let (GemmWeight::Blocks(blocks), 1, PANEL) = (self.call.weight, self.rows.len(), L::N) {
+            let (sums, origin) = (std::ptr::null_mut(), (self.rows.start, 0));
+            let sums = Output { call: self.call, out: self.out, origin, n, sums, first: true, last: true };
+            let row = RowTask { x, blocks, panels: self.panels.clone(), sums: &sums };
+            // SAFETY: no other task has this part of the output.
+            return unsafe { row.run::<L, E>() };
+        }
         sums.resize(self.rows.len() * TILE_PANELS * PANEL, 0.0);
+        let step = match self.call.weight {
+            GemmWeight::Packed(_) => K_BLOCK,
+            GemmWeight::Blocks(_) => WIDE_K_BLOCK,
+        };
         for panel in self.panels.clone().step_by(TILE_PANELS) {
             let side = TILE_PANELS.min(self.panels.end - panel);
-            for from in (0..k.max(1)).step_by(K_BLOCK) {
-                let depth = K_BLOCK.min(k - from);
+            for from in (0..k.max(1)).step_by(step) {
+                let depth = step.min(k - from);
                 let tile = Output {
                     call: self.call,
                     out: self.out,
@@ -160,55 +175,14 @@ impl<E: Element> Kernel for GemmTask<'_, E> {
                             let right = RightOperand { data, panel: k * PANEL, row: PANEL };
                             product::<L, E, _>(extent, left, right, &tile);
                         }
-                        GemmWeight::Blocks(blocks) => {
-                            widen::<L, E>(blocks, panel..panel + side, from..from + depth, wide);
+                        GemmWeight::Blocks(weights) => {
+                            blocks::widen::<L, E>(weights, panel..panel + side, from..from + depth, wide);
                             let right = RightOperand { data: wide.as_ptr(), panel: depth * PANEL, row: PANEL };
                             product::<L, f32, _>(extent, left, right, &tile);
                         }
                     }
                 }
             }
-        }
-    }
-}
-
-/// Writes some inputs of some panels, whole blocks of 32, as [`Packed`] has them, but that numbers of type `E` stand there as f32.
-#[inline(always)]
-fn widen<L: Lanes, E: Element>(
-    blocks: &BlockPanels,
-    panels: std::ops::Range<usize>,
-    inputs: std::ops::Range<usize>,
-    wide: &mut Vec<f32>,
-) {
-    let subs = inputs.start / SUB..inputs.end / SUB;
-    wide.resize(panels.len() * inputs.len() * PANEL, 0.0);
-    for (panel, wide) in panels.zip(wide.chunks_exact_mut(inputs.len() * PANEL)) {
-        let mut sink = WideRows { to: wide, rounds: E::DTYPE != DType::F32 };
-        match L::N {
-            // Lanes as wide are AVX-512's.
-            #[cfg(target_arch = "x86_64")]
-            PANEL => blocks.widen::<Avx512Codes>(panel, subs.start..subs.end, &mut sink),
-            _ => blocks.widen::<[i32; PANEL]>(panel, subs.start..subs.end, &mut sink),
-        }
-    }
-}
-
-/// A row of 16 outputs for each input.
-struct WideRows<'a> {
-    to: &'a mut [f32],
-    /// To bf16.
-    rounds: bool,
-}
-
-impl<C: CodeLanes> PairSink<C> for WideRows<'_> {
-    #[inline(always)]
-    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
-        let (even, odd) = if self.rounds { (C::round(even), C::round(odd)) } else { (even, odd) };
-        let to = self.to[2 * pair * PANEL..][..2 * PANEL].as_mut_ptr();
-        // SAFETY: both rows were just found to be there.
-        unsafe {
-            C::store(even, to);
-            C::store(odd, to.add(PANEL));
         }
     }
 }

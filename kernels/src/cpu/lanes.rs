@@ -18,7 +18,7 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
 pub(super) use codes::Avx512Codes;
-pub(super) use codes::CodeLanes;
+pub(super) use codes::{Choice, CodeLanes};
 pub(super) use portable::PortableLanes;
 #[cfg(target_arch = "x86_64")]
 pub(super) use quads::VnniQuads;

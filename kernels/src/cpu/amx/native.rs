@@ -136,7 +136,7 @@ unsafe fn pack_rows(source: Rows, panel: *mut u16) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn widen_blocks(blocks: &BlockPanels, index: usize, panel: *mut u16) {
     // SAFETY: the caller's promise.
-    unsafe { panels::widen::<Avx512Codes>(blocks, index, panel) }
+    unsafe { panels::widen::<Avx512Codes<true>>(blocks, index, panel) }
 }
 
 /// Rows interleaved by twos, then transposed as pairs.

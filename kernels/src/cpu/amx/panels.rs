@@ -62,7 +62,7 @@ pub(super) unsafe fn widen<C: CodeLanes>(blocks: &BlockPanels, index: usize, pan
             }
             continue;
         }
-        blocks.widen::<C>(2 * index + half, 0..steps, &mut Tiles { panel, half });
+        blocks.widen::<C, false, 1>([2 * index + half], 0..steps, &mut Tiles { panel, half });
     }
 }
 
@@ -74,7 +74,7 @@ struct Tiles {
 
 impl<C: CodeLanes> PairSink<C> for Tiles {
     #[inline(always)]
-    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats) {
+    fn write(&mut self, _: usize, pair: usize, even: C::Floats, odd: C::Floats) {
         let at = pair / LANES * STEP_ELEMENTS + self.half * TILE_ELEMENTS + pair % LANES * BLOCK_SIDE;
         // SAFETY: `widen` gives as many pairs as the panel has.
         unsafe { C::store_pairs(even, odd, self.panel.add(at)) };

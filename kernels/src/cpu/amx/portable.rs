@@ -93,7 +93,7 @@ impl Engine for PortableEngine {
 
     unsafe fn widen(blocks: &BlockPanels, index: usize, panel: *mut u16) {
         // SAFETY: the caller's promise.
-        unsafe { panels::widen::<[i32; LANES]>(blocks, index, panel) }
+        unsafe { panels::widen::<[u32; LANES]>(blocks, index, panel) }
     }
 
     unsafe fn transpose(tile: *mut u32) {

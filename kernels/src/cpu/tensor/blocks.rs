@@ -2,11 +2,11 @@
 //! at a time; multiplies nothing.
 //!
 //! Of each block there are its factors for 16 outputs, then for every 32 inputs the scales that these have of their own and their codes:
-//! low halves of two inputs a byte, then the bits above, a byte for several inputs.
+//! of each output a code after the other, bit after bit, in words that lie beside those of the other outputs.
 
 use std::ops::Range;
 
-use super::super::lanes::{CodeLanes, PANEL};
+use super::super::lanes::{Choice, CodeLanes, PANEL, fetch_ahead};
 use super::super::pool::{DisjointBuffer, Tasks, ThreadPool};
 use crate::operands::{Packing, SUB, sub_block};
 use crate::{BlockFormat, HostTensor, Stored};
@@ -82,20 +82,38 @@ impl BlockPanels {
         self.parts.iter().map(|part| part.bytes.len()).sum()
     }
 
-    /// Gives inputs `32 subs.start` to `32 subs.end` of a panel to `sink`.
+    /// Panels from `panel` on that have its format.
+    #[cfg(target_arch = "x86_64")]
+    pub fn alike(&self, panel: usize) -> usize {
+        let next = self.parts.iter().map(|part| part.first).find(|first| *first > panel);
+        next.unwrap_or(self.panels()) - panel
+    }
+
+    /// Gives inputs `32 subs.start` to `32 subs.end` of panels of one format to `sink`, rounded to bf16 where `ROUNDS` says so.
     #[inline(always)]
-    pub fn widen<C: CodeLanes>(&self, panel: usize, subs: Range<usize>, sink: &mut impl PairSink<C>) {
-        let part = self.parts.iter().rfind(|part| part.first <= panel).expect("the first part begins at panel 0");
+    pub fn widen<C: CodeLanes, const ROUNDS: bool, const V: usize>(
+        &self,
+        panels: [usize; V],
+        subs: Range<usize>,
+        sink: &mut impl PairSink<C>,
+    ) {
+        let part = self.parts.iter().rfind(|part| part.first <= panels[0]).expect("the first part begins at panel 0");
         let size = part.layout.panel_bytes(self.k);
-        assert!(subs.end * SUB <= self.k && (panel - part.first + 1) * size <= part.bytes.len());
-        let bytes = part.bytes[(panel - part.first) * size..].as_ptr();
-        // SAFETY: the panel has these inputs.
+        assert!(subs.end * SUB <= self.k);
+        let bytes = panels.map(|panel| part.bytes[(panel - part.first) * size..][..size].as_ptr());
+        let of = (part.layout, size);
+        // SAFETY: the panels have these inputs.
         unsafe {
-            match part.layout.packing.bits {
-                4 => widen::<C, 4>(part.layout, bytes, subs, sink),
-                5 => widen::<C, 5>(part.layout, bytes, subs, sink),
-                6 => widen::<C, 6>(part.layout, bytes, subs, sink),
-                _ => widen::<C, 8>(part.layout, bytes, subs, sink),
+            match (part.layout.packing.bits, part.layout.chooses()) {
+                // These are powers of two by four bits.
+                (4, _) if part.layout.format.has_upper_factors() => {
+                    widen::<C, Chosen<4>, false, V>(of, bytes, subs, sink)
+                }
+                (4, _) => widen::<C, Chosen<4>, ROUNDS, V>(of, bytes, subs, sink),
+                (5, true) => widen::<C, Chosen<5>, ROUNDS, V>(of, bytes, subs, sink),
+                (5, false) => widen::<C, Lifted<5>, ROUNDS, V>(of, bytes, subs, sink),
+                (6, _) => widen::<C, Lifted<6>, ROUNDS, V>(of, bytes, subs, sink),
+                _ => widen::<C, Lifted<8>, ROUNDS, V>(of, bytes, subs, sink),
             }
         }
     }
@@ -103,8 +121,9 @@ impl BlockPanels {
 
 /// Where widened weights go. No closure, whose calls would not be compiled with the instructions of the lanes.
 pub(in super::super) trait PairSink<C: CodeLanes> {
-    /// Inputs `2 pair` and `2 pair + 1` from the first asked for on, of 16 outputs. Must be `#[inline(always)]`.
-    fn write(&mut self, pair: usize, even: C::Floats, odd: C::Floats);
+    /// Inputs `2 pair` and `2 pair + 1` from the first asked for on, of 16 outputs: those of the panel that was named as number
+    /// `side`. Must be `#[inline(always)]`.
+    fn write(&mut self, side: usize, pair: usize, even: C::Floats, odd: C::Floats);
 }
 
 impl PanelPart {
@@ -148,78 +167,193 @@ impl Layout {
     }
 
     fn pack_codes(self, codes: &[u8; SUB], lane: usize, to: &mut [u8]) {
+        let bits = self.packing.bits;
         for (at, code) in codes.iter().enumerate() {
-            if self.packing.bits == 8 {
-                to[at * PANEL + lane] = *code;
-                continue;
-            }
-            to[at / 2 * PANEL + lane] |= (code & 15) << (4 * (at % 2));
-            let above = self.packing.bits - 4;
-            if let Some(of_byte) = usize::checked_div(8, above) {
-                to[LOW_BYTES + at / of_byte * PANEL + lane] |= code >> 4 << (above * (at % of_byte));
+            // Those of 8 bits have a sign.
+            let code = if bits == 8 { code ^ 0x80 } else { *code };
+            for bit in 0..bits {
+                let at = at * bits + bit;
+                to[at / 32 * WORDS + 4 * lane + at % 32 / 8] |= (code >> bit & 1) << (at % 8);
             }
         }
     }
+
+    /// Whether numbers are looked up: those of five bits at most that are uneven, or that something is added to.
+    fn chooses(self) -> bool {
+        self.packing.bits == 4 || self.packing.lows
+    }
+
+    /// What is taken from a code that is not looked up.
+    fn less(self) -> f32 {
+        let of_zero = if self.packing.bits == 8 { 0x80 } else { 0 };
+        -f32::from(self.format.values()[of_zero])
+    }
 }
 
-/// Bytes of the low halves of 32 inputs.
-const LOW_BYTES: usize = SUB / 2 * PANEL;
+/// Bytes of a word of each of 16 outputs.
+const WORDS: usize = 4 * PANEL;
 
-/// Scales of the halves of 32 inputs, and what is added to them.
+/// How a code becomes a number.
+trait Decoding {
+    const BITS: usize;
+
+    /// Of the code that begins at bit `from` of each word.
+    fn decode<C: CodeLanes>(words: C, from: u32, choice: &Choice<C::Floats>) -> C::Floats;
+    /// What to add to a scaled code, of a scale and what the format adds.
+    fn low<C: CodeLanes>(layout: Layout, scale: C::Floats, low: C::Floats) -> C::Floats;
+}
+
+/// By a list.
+struct Chosen<const BITS: u32>;
+
+impl<const BITS: u32> Decoding for Chosen<BITS> {
+    const BITS: usize = BITS as usize;
+
+    #[inline(always)]
+    fn decode<C: CodeLanes>(words: C, from: u32, choice: &Choice<C::Floats>) -> C::Floats {
+        words.shift_right(from).choose::<BITS>(choice)
+    }
+    #[inline(always)]
+    fn low<C: CodeLanes>(_: Layout, _: C::Floats, low: C::Floats) -> C::Floats {
+        low
+    }
+}
+
+/// As it is, with what is then too much taken from the product: both are exact, since a scale has no more than 18 bits.
+struct Lifted<const BITS: u32>;
+
+impl<const BITS: u32> Decoding for Lifted<BITS> {
+    const BITS: usize = BITS as usize;
+
+    #[inline(always)]
+    fn decode<C: CodeLanes>(words: C, from: u32, _: &Choice<C::Floats>) -> C::Floats {
+        words.lifted::<BITS>(from)
+    }
+    #[inline(always)]
+    fn low<C: CodeLanes>(layout: Layout, scale: C::Floats, _: C::Floats) -> C::Floats {
+        C::mul(scale, C::floats(&[-(C::lift(BITS) + layout.less()); PANEL]))
+    }
+}
+
+/// Thirty-two inputs of a panel.
 #[derive(Clone, Copy)]
-struct Scaling<F> {
+struct SubPanel<F> {
+    codes: *const u8,
+    /// Scales of each half, and what is added.
     scales: [F; 2],
     lows: [F; 2],
 }
 
 /// # Safety
-/// `panel` must have inputs up to `32 subs.end`.
+/// The panels must have inputs up to `32 subs.end`.
 #[inline(always)]
-unsafe fn widen<C: CodeLanes, const BITS: usize>(
-    layout: Layout,
-    panel: *const u8,
+unsafe fn widen<C: CodeLanes, D: Decoding, const ROUNDS: bool, const V: usize>(
+    (layout, size): (Layout, usize),
+    panels: [*const u8; V],
     subs: Range<usize>,
     sink: &mut impl PairSink<C>,
 ) {
+    const { assert!(V <= 4, "no more are written out") };
     let (of_block, sub_bytes, values) = (layout.subs_of_block(), layout.sub_bytes(), layout.format.values());
     let (factor_bytes, shift) = (layout.factor_bytes(), of_block.trailing_zeros());
     let block_bytes = factor_bytes + of_block * sub_bytes;
-    let scale_bytes = layout.packing.scales * layout.packing.kinds() * PANEL;
-    let (chosen, less) = ([C::floats(&list(values, 0)), C::floats(&list(values, PANEL))], -i32::from(values[0]));
-    let mut to = 0;
-    for sub in subs {
-        // SAFETY: a block of the panel, and its 32 inputs: scales, then codes.
+    let choice = Choice {
+        list: [C::floats(&list(values, 0)), C::floats(&list(values, PANEL))],
+        first: values[..PANEL].windows(2).all(|pair| pair[0] + 1 == pair[1]).then_some(values[0]),
+    };
+    for (at, sub) in subs.enumerate() {
+        // SAFETY: a block of each panel, and its 32 inputs.
         unsafe {
-            let block = panel.add((sub >> shift) * block_bytes);
-            let rest = block.add(factor_bytes + (sub & (of_block - 1)) * sub_bytes);
-            let codes = rest.add(scale_bytes);
-            let Scaling { scales, lows } = layout.scaling::<C>(block, rest);
-            for half in 0..2 {
-                let (scale, low) = (scales[half], lows[half]);
-                for pair in half * PANEL / 2..(half + 1) * PANEL / 2 {
-                    let (even, odd) = pair_of::<C, BITS>(codes, pair);
-                    let (even, odd) = match BITS < 6 {
-                        true => (even.choose(&chosen), odd.choose(&chosen)),
-                        false => (even.widen_less(less), odd.widen_less(less)),
-                    };
-                    sink.write(to, C::mul_add(scale, even, low), C::mul_add(scale, odd, low));
-                    to += 1;
+            let (block, rest) = ((sub >> shift) * block_bytes, factor_bytes + (sub & (of_block - 1)) * sub_bytes);
+            let mut of = [layout.sub_panel::<C, D>(panels[0].add(block), panels[0].add(block + rest)); V];
+            for (of, panel) in of.iter_mut().zip(panels).skip(1) {
+                *of = layout.sub_panel::<C, D>(panel.add(block), panel.add(block + rest));
+            }
+            let ahead = block + rest + AHEAD;
+            // Where a panel ends, what comes next lies behind the last of those beside it.
+            let ahead = if ahead < size { ahead } else { ahead + (V - 1) * size };
+            for panel in panels {
+                for line in (0..sub_bytes).step_by(64) {
+                    fetch_ahead(panel.wrapping_add(ahead + line));
                 }
             }
+            // Written out, so that what is shifted by and which sum is added to are constants.
+            macro_rules! pairs {
+                ($($pair:literal)*) => {
+                    $(sides!($pair 0 1 2 3);)*
+                };
+            }
+            macro_rules! sides {
+                ($pair:literal $($side:literal)*) => {
+                    $(if $side < V {
+                        let (even, odd) = of[$side].pair::<C, D, ROUNDS>($pair, &choice);
+                        sink.write($side, at * (SUB / 2) + $pair, even, odd);
+                    })*
+                };
+            }
+            pairs!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         }
     }
 }
+
+/// Bytes of a panel that are asked for ahead of those that are widened.
+const AHEAD: usize = 2048;
 
 /// What sixteen codes stand for.
 fn list(values: &[i8; 256], from: usize) -> [f32; PANEL] {
     std::array::from_fn(|at| f32::from(values[from + at]))
 }
 
+impl<F: Copy> SubPanel<F> {
+    /// Two inputs.
+    ///
+    /// # Safety
+    /// The codes must be there.
+    #[inline(always)]
+    unsafe fn pair<C: CodeLanes<Floats = F>, D: Decoding, const ROUNDS: bool>(
+        &self,
+        pair: usize,
+        choice: &Choice<F>,
+    ) -> (F, F) {
+        // SAFETY: the caller's promise.
+        let (even, odd) = unsafe { (self.input::<C, D>(2 * pair, choice), self.input::<C, D>(2 * pair + 1, choice)) };
+        if ROUNDS { C::round(even, odd) } else { (even, odd) }
+    }
+
+    /// # Safety
+    /// As [`SubPanel::pair`].
+    #[inline(always)]
+    unsafe fn input<C: CodeLanes<Floats = F>, D: Decoding>(&self, input: usize, choice: &Choice<F>) -> F {
+        // SAFETY: the caller's promise.
+        let (words, from) = unsafe { words_of::<C, D>(self.codes, input) };
+        let half = input / (SUB / 2);
+        C::mul_add(self.scales[half], D::decode(words, from, choice), self.lows[half])
+    }
+}
+
+/// Words with the codes of an input, and where in them these begin.
+///
+/// # Safety
+/// `codes` must have all of 32 inputs.
+#[inline(always)]
+unsafe fn words_of<C: CodeLanes, D: Decoding>(codes: *const u8, input: usize) -> (C, u32) {
+    let (word, from) = (input * D::BITS / 32, input * D::BITS % 32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let words = C::load(codes.add(word * WORDS));
+        if from + D::BITS <= 32 {
+            return (words, from as u32);
+        }
+        let next = C::load(codes.add((word + 1) * WORDS));
+        (words.shift_right(from as u32).or(next.shift_left(32 - from as u32)), 0)
+    }
+}
+
 impl Layout {
     /// # Safety
     /// `block` must be one, and `rest` begin 32 inputs of it.
     #[inline(always)]
-    unsafe fn scaling<C: CodeLanes>(self, block: *const u8, rest: *const u8) -> Scaling<C::Floats> {
+    unsafe fn sub_panel<C: CodeLanes, D: Decoding>(self, block: *const u8, rest: *const u8) -> SubPanel<C::Floats> {
         // SAFETY: the caller's promise.
         unsafe {
             let scales = self.scales_of::<C>(block, rest);
@@ -227,7 +361,9 @@ impl Layout {
                 true => self.scales_of::<C>(block.add(2 * PANEL), rest.add(self.packing.scales * PANEL)),
                 false => [C::floats(&[0.0; PANEL]); 2],
             };
-            Scaling { scales, lows }
+            let codes = rest.add(self.packing.scales * self.packing.kinds() * PANEL);
+            let lows = [D::low::<C>(self, scales[0], lows[0]), D::low::<C>(self, scales[1], lows[1])];
+            SubPanel { codes, scales, lows }
         }
     }
 
@@ -246,36 +382,11 @@ impl Layout {
             if self.packing.scales == 0 {
                 return [factor; 2];
             }
-            let first = C::mul(factor, C::load_signed(own).widen_less(0));
+            let first = C::mul(factor, C::load_signed(own));
             if self.packing.scales == 1 {
                 return [first; 2];
             }
-            [first, C::mul(factor, C::load_signed(own.add(PANEL)).widen_less(0))]
+            [first, C::mul(factor, C::load_signed(own.add(PANEL)))]
         }
-    }
-}
-
-/// The codes of two inputs, of which the lowest `BITS` bits count; those of 8 bits with their sign.
-///
-/// # Safety
-/// `codes` must have all of 32 inputs.
-#[inline(always)]
-unsafe fn pair_of<C: CodeLanes, const BITS: usize>(codes: *const u8, pair: usize) -> (C, C) {
-    // SAFETY: two rows of the codes, or one of their low halves and one of the bits above.
-    unsafe {
-        if BITS == 8 {
-            let codes = codes.add(2 * pair * PANEL);
-            return (C::load_signed(codes), C::load_signed(codes.add(PANEL)));
-        }
-        let low = C::load(codes.add(pair * PANEL));
-        let (even, odd) = (low.and(15), low.shift_right(4));
-        if BITS == 4 {
-            return (even, odd);
-        }
-        let above = BITS - 4;
-        let (of_byte, mask) = (8 / above, ((1 << above) - 1) << 4);
-        let high = C::load(codes.add(LOW_BYTES + 2 * pair / of_byte * PANEL)).shift_left(4);
-        let shift = (above * (2 * pair % of_byte)) as u32;
-        (even.take(high.shift_right(shift), mask), odd.take(high.shift_right(shift + above as u32), mask))
     }
 }
