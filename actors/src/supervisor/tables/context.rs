@@ -420,14 +420,17 @@ impl Context {
     }
 
     /// Shards that go on in the same pass as others and so begin again with them: with shards that depend on each other, all;
-    /// where a prefix was shared, those that waited for it.
+    /// where a prefix was shared, or an attempt came to nothing, those that are not encoded.
     pub fn entangled(&self) -> Vec<usize> {
         let all = 0..self.places().len();
+        let redo = self.placed().is_some_and(|placed| placed.redo);
         match self.plan().exchange {
             // One host holds all, and encodes a block behind those before it: what it holds it says again at once.
-            Exchange::None if self.plan().is_chain() && !self.unassigned().is_empty() => all.collect(),
-            Exchange::None => Vec::new(),
-            Exchange::SharedPrefix { .. } => all.filter(|&block| self.places()[block].encoded.is_none()).collect(),
+            Exchange::None if self.plan().is_chain() && (redo || !self.unassigned().is_empty()) => all.collect(),
+            Exchange::None if !redo => Vec::new(),
+            Exchange::None | Exchange::SharedPrefix { .. } => {
+                all.filter(|&block| self.places()[block].encoded.is_none()).collect()
+            }
             _ => all.collect(),
         }
     }

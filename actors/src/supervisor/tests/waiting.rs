@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Cluster, config, decoding, job, prepared, prepared_of, seconds};
+use asterism_plan::{MethodConfig, Shard};
+use serde_json::json;
+
+use super::{Cluster, config, decoding, encoded, job, prepared, prepared_of, seconds};
 use crate::{
     api::{PlacementPolicy, Role, Scheduling},
     cores::GpuMemory,
-    messages::HostMessage,
+    messages::{HostCommand, HostMessage},
     readings::{LinkReport, ProcessReading},
     supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
@@ -304,4 +307,33 @@ fn contexts_wait_for_memory_of_a_gpu() {
         cluster.adopt(decided);
     }
     assert_eq!(phases(&cluster, &jobs[2..]), [encoding]);
+}
+
+/// What found no room on its device is ordered again there: shards that no other needs, and all of a chain.
+#[test]
+fn shards_that_found_no_room_are_ordered_again() {
+    for (method, again) in
+        [(json!({"star": {"shared_prefix": false}}), vec![2, 3]), (json!({"chain": {"block_tokens": 25}}), vec![0, 1, 2, 3])]
+    {
+        let method: MethodConfig = serde_json::from_value(method).expect("a method");
+        let mut cluster = Cluster::ready(config(1, 0));
+        let context = cluster.ask(Source::Context(prepared(&method, 4)), None);
+        let ordered = |cluster: &mut Cluster| -> Vec<Shard> {
+            let sent = cluster.take_sent().into_iter();
+            let of_order = |command| if let HostCommand::Encode(order) = command { order.shards } else { Vec::new() };
+            sent.flat_map(|(_, command)| of_order(command)).collect()
+        };
+        let blocks = |shards: Vec<Shard>| shards.iter().map(|shard| shard.block).collect::<Vec<_>>();
+        let first = ordered(&mut cluster);
+        for shard in &first[..2] {
+            let kept = shard.kept_tokens() as u64;
+            cluster.deliver(1, HostMessage::Encoded(encoded(context, shard.block as u32, kept)));
+        }
+        assert_eq!(blocks(first), [0, 1, 2, 3], "{method:?}");
+        let (code, message) = ("kernel".to_string(), "shards do not fit on the device".to_string());
+        cluster.deliver(1, HostMessage::NotEncoded { context, attempt: 1, peer_lost: true, code, message });
+        assert!(ordered(&mut cluster).is_empty(), "{method:?}: a little later");
+        cluster.tick(0.3, &[1, 2]);
+        assert_eq!(blocks(ordered(&mut cluster)), again, "{method:?}");
+    }
 }
