@@ -50,6 +50,11 @@ impl Tile {
         let most = |tile: &Self| n.div_ceil(tile.outputs).div_ceil(processors) * tile.outputs;
         sizes.into_iter().min_by_key(most).expect("there are two")
     }
+
+    /// Bytes of shared memory.
+    fn shared(self) -> usize {
+        self.stages * ((self.rows + self.outputs) * DEPTH + BARRIER_BYTES)
+    }
 }
 
 /// Whether the kernel takes a product of up to so many rows.
@@ -78,7 +83,23 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
         k: k as i32,
         unused: [0; 3],
     };
-    let shared = tile.stages * ((tile.rows + tile.outputs) * DEPTH + BARRIER_BYTES);
-    let spread = LaunchShape { blocks: (n.div_ceil(tile.outputs).min(processors), 1), threads: THREADS, shared };
+    let spread =
+        LaunchShape { blocks: (n.div_ceil(tile.outputs).min(processors), 1), threads: THREADS, shared: tile.shared() };
     launch!(device, &format!("linear_few_eight_{}x{}", tile.rows, tile.outputs), spread, few)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_have_about_as_much_to_read_each() {
+        let outputs = |n| Tile::of(1, n, 132).outputs;
+        assert_eq!([4096, 5120, 6144, 28672].map(outputs), [32, 48, 48, 32]);
+        for (rows, held) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (33, 64), (64, 64)] {
+            let tile = Tile::of(rows, 4096, 132);
+            assert_eq!(tile.rows, held);
+            assert!(tile.shared() <= 227 << 10, "{rows} rows");
+        }
+    }
 }
