@@ -312,9 +312,10 @@ fn contexts_wait_for_memory_of_a_gpu() {
 /// What found no room on its device is ordered again there: shards that no other needs, and all of a chain.
 #[test]
 fn shards_that_found_no_room_are_ordered_again() {
-    for (method, again) in
-        [(json!({"star": {"shared_prefix": false}}), vec![2, 3]), (json!({"chain": {"block_tokens": 25}}), vec![0, 1, 2, 3])]
-    {
+    for (method, again) in [
+        (json!({"star": {"shared_prefix": false}}), vec![2, 3]),
+        (json!({"chain": {"block_tokens": 25}}), vec![0, 1, 2, 3]),
+    ] {
         let method: MethodConfig = serde_json::from_value(method).expect("a method");
         let mut cluster = Cluster::ready(config(1, 0));
         let context = cluster.ask(Source::Context(prepared(&method, 4)), None);
