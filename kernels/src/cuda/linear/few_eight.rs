@@ -8,8 +8,8 @@ use crate::KernelError;
 
 /// Most rows that it takes.
 const MOST_ROWS: usize = 64;
-/// Inputs of a stage.
-const DEPTH: usize = 256;
+/// Inputs of a stage, as `few_eight.cu` has them.
+const STAGE_INPUTS: usize = 256;
 /// Of a stage, its two barriers.
 const BARRIER_BYTES: usize = 16;
 /// A warpgroup, and a warp that brings what it multiplies.
@@ -53,7 +53,7 @@ impl Tile {
 
     /// Bytes of shared memory.
     fn shared(self) -> usize {
-        self.stages * ((self.rows + self.outputs) * DEPTH + BARRIER_BYTES)
+        self.stages * ((self.rows + self.outputs) * STAGE_INPUTS + BARRIER_BYTES)
     }
 }
 
