@@ -152,7 +152,7 @@ impl Companies {
         static GPUS: Mutex<Option<HashMap<usize, Arc<AtomicUsize>>>> = Mutex::new(None);
         let side_by_side = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MPS_ENABLED;
         // A driver that does not know of it has older ways: then nothing is early.
-        let shared = |member: &Arc<Cuda>| member.device.context().attribute(side_by_side).map_or(true, |on| on != 0);
+        let shared = |member: &Arc<Cuda>| member.device.context().attribute(side_by_side) != Ok(0);
         let shared = members.iter().any(shared);
         let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |member: &Arc<Cuda>| {
