@@ -23,13 +23,13 @@ fn main() -> Result<()> {
     let cpu = Cpu::new(CpuOptions { dtype, threads, kernels, ..CpuOptions::default() })?;
     println!("{}, {} threads: picoseconds a weight", cpu.numerics(), cpu.threads());
     for format in BlockFormat::ALL.into_iter().filter(|format| only.as_ref().is_none_or(|name| name == format.name())) {
-        let times = [1, 4, 16].map(|rows| product(&cpu, format, rows, [1024, 1024], 1));
-        let [one, four, sixteen] = times;
+        let times = [1, 4, 16, 64, 512].map(|rows| product(&cpu, format, rows, [1024, 1024], 1));
+        let [one, four, sixteen, many, most] = times;
         let from_memory = product(&cpu, format, 1, [8192, 4864], 4)?;
         let name = format.name();
         println!(
-            "{name:8} {:6.1} {:6.1} {:6.1} of 1, 4 and 16 rows; {from_memory:6.1} from memory",
-            one?, four?, sixteen?
+            "{name:8} {:6.1} {:6.1} {:6.1} {:6.1} {:6.1} of 1, 4, 16, 64 and 512 rows; {from_memory:6.1} from memory",
+            one?, four?, sixteen?, many?, most?
         );
     }
     Ok(())

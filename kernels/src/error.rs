@@ -32,7 +32,7 @@ pub enum KernelError {
         needs: &'static str,
     },
     /// A name that is no kernel set.
-    #[error("no kernels are called \"{got}\"; choose auto, portable, avx2, avx512 or amx")]
+    #[error("no kernels are called \"{got}\"; choose auto, portable, avx2, avx512, avx512-bf16 or amx")]
     UnknownKernels {
         /// The name given.
         got: String,

@@ -264,7 +264,7 @@ fn parts_that_are_not_there_are_refused() {
 
 #[test]
 fn kernels_are_named_and_refused_by_name() {
-    for name in ["auto", "portable", "avx2", "avx512", "amx"] {
+    for name in ["auto", "portable", "avx2", "avx512", "avx512-bf16", "amx"] {
         assert_eq!(name.parse::<KernelChoice>().unwrap().to_string(), name);
     }
     assert_eq!("sse".parse::<KernelChoice>().unwrap_err().code(), "kernel_unknown");
@@ -274,4 +274,14 @@ fn kernels_are_named_and_refused_by_name() {
     assert_eq!(refused.code(), "kernel_unsupported");
     let message = refused.to_string();
     assert!(message.starts_with("the amx kernels need AMX-BF16 and compute type bf16"), "{message}");
+    let refused = new(KernelChoice::Avx512Bf16, DType::F32).err().unwrap().to_string();
+    let needs = "the avx512-bf16 kernels need AVX512-BF16, AVX-512BW and compute type bf16";
+    assert!(refused.starts_with(needs), "{refused}");
+}
+
+/// Hosts that name the same numerics count as equal, so sets whose bits differ must not.
+#[test]
+fn numerics_name_the_kernels() {
+    let named: Vec<String> = common::backends().iter().map(|cpu| cpu.numerics()).collect();
+    assert!((1..named.len()).all(|at| !named[..at].contains(&named[at])), "{named:?}");
 }

@@ -39,7 +39,8 @@ fn rows_that_are_no_whole_blocks_have_no_bytes() {
 }
 
 fn every_cpu() -> Vec<Cpu> {
-    let sets = [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
+    let sets =
+        [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Avx512Bf16, KernelChoice::Amx];
     let each = sets.into_iter().flat_map(|kernels| [DType::F32, DType::Bf16].map(|dtype| (kernels, dtype)));
     each.filter_map(|(kernels, dtype)| {
         Cpu::new(CpuOptions { dtype, threads: Some(2), kernels, ..CpuOptions::default() }).ok()
@@ -98,7 +99,7 @@ fn odd_shapes_by_blocks_have_the_bits_of_their_numbers() {
                     cpu.linear_weight(&[HostTensor { stored, shape: &shape, bytes }], &biases[..number % 2]).unwrap()
                 };
                 let weights = [of(Stored::Blocks(format), &blocks), of(DType::F32.into(), &numbers)];
-                for rows in 1..=17 {
+                for rows in (1..=17).chain([29, 40]) {
                     let draw = |columns: usize, by: usize| {
                         let values: Vec<f32> =
                             (0..rows * columns).map(|at| ((at * by + 11) % 101) as f32 / 50.0 - 1.0).collect();

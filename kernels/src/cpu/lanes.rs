@@ -6,6 +6,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod codes;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod portable;
 mod quads;
 mod tile;
@@ -19,6 +21,8 @@ pub(super) use avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
 pub(super) use codes::Avx512Codes;
 pub(super) use codes::{Choice, CodeLanes};
+#[cfg(target_arch = "x86_64")]
+pub(super) use pairs::Pairs;
 pub(super) use portable::PortableLanes;
 #[cfg(target_arch = "x86_64")]
 pub(super) use quads::VnniQuads;

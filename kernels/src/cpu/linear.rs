@@ -105,7 +105,7 @@ impl CpuLinear {
 }
 
 fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Compute) -> GemmWeight<E> {
-    let packed = Packed::new(n, k, &compute.pool, |row, to| {
+    let packed = Packed::new(n, k, compute, |row, to| {
         let mut row = row;
         for part in parts {
             if row < part.shape[0] {

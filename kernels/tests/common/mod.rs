@@ -11,8 +11,8 @@ use proptest::test_runner::TestCaseError;
 
 pub use numbers::numbers;
 
-const KERNELS: [KernelChoice; 4] =
-    [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
+const KERNELS: [KernelChoice; 5] =
+    [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Avx512Bf16, KernelChoice::Amx];
 
 /// Every set of kernels that this machine runs, in both compute types, on two threads.
 pub fn backends() -> &'static [Cpu] {
@@ -103,8 +103,13 @@ fn with_threads(threads: usize, kept: KvFormat) -> Vec<Cpu> {
         |kernels| [DType::F32, DType::Bf16].map(|dtype| CpuOptions { dtype, kept, threads: Some(threads), kernels });
     let open = |options: CpuOptions| match Cpu::new(options) {
         Ok(cpu) => Some(cpu),
-        // AMX has no f32 anywhere.
-        Err(_) if options.kernels == KernelChoice::Amx && options.dtype == DType::F32 => None,
+        // These have no f32 anywhere.
+        Err(_)
+            if matches!(options.kernels, KernelChoice::Avx512Bf16 | KernelChoice::Amx)
+                && options.dtype == DType::F32 =>
+        {
+            None
+        }
         Err(error) => {
             // Past the harness, which keeps what passing tests print to itself.
             let _ = writeln!(std::io::stderr(), "NOT TESTED: {error}");

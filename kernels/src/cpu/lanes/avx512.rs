@@ -7,7 +7,7 @@ use half::bf16;
 use super::vector::{Element, Lanes};
 
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub struct Avx512(pub(super) __m512);
 
 impl Lanes for Avx512 {
     const N: usize = 16;

@@ -156,28 +156,12 @@ pub use wide::Avx512Codes;
 mod wide {
     use std::arch::x86_64::*;
 
+    use super::super::pairs::Pairs;
     use super::{Choice, CodeLanes, PANEL};
 
     /// AVX-512F. What `BF16` says is rounded by AVX-512BF16 and AVX-512BW, which pairs of bf16 always need.
     #[derive(Clone, Copy)]
     pub struct Avx512Codes<const BF16: bool>(__m512i);
-
-    impl Avx512Codes<true> {
-        /// Whether the processor has the instructions.
-        pub fn available() -> bool {
-            is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16")
-        }
-    }
-
-    /// Where in two rows of sixteen the pairs stand that are side by side in one of 32.
-    static SIDE_BY_SIDE: [u16; 32] = {
-        let (mut places, mut at) = ([0; 32], 0);
-        while at < 32 {
-            places[at] = (at / 2 + at % 2 * PANEL) as u16;
-            at += 1;
-        }
-        places
-    };
 
     /// Where a row of sixteen stands whose elements become the upper halves of sixteen words; the lower ones are masked.
     static SPREAD: [u16; 32] = {
@@ -294,11 +278,7 @@ mod wide {
         #[inline(always)]
         unsafe fn store_pairs(even: __m512, odd: __m512, to: *mut u16) {
             // SAFETY: the caller's promise, and that the processor has the instructions.
-            unsafe {
-                let rows: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd, even));
-                let places = _mm512_loadu_si512(SIDE_BY_SIDE.as_ptr().cast());
-                _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(places, rows));
-            }
+            unsafe { Pairs::rounded(even, odd).store(to.cast()) };
         }
     }
 
@@ -346,7 +326,7 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") {
             rounds_to_nearest_even::<Avx512Codes<false>>();
-            if Avx512Codes::available() {
+            if super::super::Pairs::available() {
                 rounds_to_nearest_even::<Avx512Codes<true>>();
             }
         }

@@ -154,6 +154,9 @@ pub trait Element: Loaded {
     unsafe fn store<L: Lanes>(to: *mut Self, lanes: L);
     /// The elements themselves, where they are f32.
     fn as_f32(elements: &[Self]) -> Option<&[f32]>;
+    /// The elements themselves, where they are bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn as_bf16(elements: &[Self]) -> Option<&[bf16]>;
     fn widen(self) -> f32;
     fn narrow(x: f32) -> Self;
 }
@@ -169,6 +172,11 @@ impl Element for f32 {
     #[inline(always)]
     fn as_f32(elements: &[f32]) -> Option<&[f32]> {
         Some(elements)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn as_bf16(_: &[f32]) -> Option<&[bf16]> {
+        None
     }
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -191,6 +199,11 @@ impl Element for bf16 {
     #[inline(always)]
     fn as_f32(_: &[bf16]) -> Option<&[f32]> {
         None
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn as_bf16(elements: &[bf16]) -> Option<&[bf16]> {
+        Some(elements)
     }
     #[inline(always)]
     fn widen(self) -> f32 {

@@ -87,7 +87,7 @@ pub struct MachineArgs {
     /// Threads [default: every core]
     #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub threads: Option<usize>,
-    /// Instructions: auto, portable, avx2, avx512 or amx
+    /// Instructions: auto, portable, avx2, avx512, avx512-bf16 or amx
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = kernels)]
     pub kernels: KernelChoice,
     /// Timed repetitions, after one that is not timed

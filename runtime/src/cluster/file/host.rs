@@ -37,7 +37,8 @@ pub struct HostSection {
     /// Threads. Absent: the node's cores, shared by those of its hosts that compute; all of them for the query host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Instructions of the CPU: `auto`, `portable`, `avx2`, `avx512` or `amx`. Absent: `auto`, the best there are.
+    /// Instructions of the CPU: `auto`, `portable`, `avx2`, `avx512`, `avx512-bf16` or `amx`. Absent: `auto`, the best
+    /// there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels: Option<String>,
     /// Most memory for weights and KV. Absent: unlimited.
