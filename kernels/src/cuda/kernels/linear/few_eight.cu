@@ -96,7 +96,7 @@ template <int ROWS, int OUTPUTS, int STAGES> __device__ __forceinline__ void few
         int last = 0;
         for (int stage = 0; stage < stages; stage++) {
             wait_for(full + slot * 8, parity);
-            // A name is made once, and known to be the same in all lanes: making each anew takes longer than the products.
+            // A name is made once, and known to be the same in all lanes: a place in it is then one addition.
             uint32_t rows = __shfl_sync(~0u, by_rows(ring + slot * BYTES), 0), weights = rows + 2 * ROW_PANEL / 16;
             hold(sums);
             products_begin();
