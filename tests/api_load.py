@@ -28,9 +28,9 @@ REQUEST_TIMEOUT, GROWTH_MIB = 600.0, 64.0
 
 
 def document(tokens, seed):
-    """Text of about so many tokens that no other seed begins alike."""
+    """Text of about so many tokens, of the model that the program brings, that no other seed begins alike."""
     draw = random.Random(seed)
-    return f"Document {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.8)))
+    return f"Document {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.7)))
 
 
 class Load:

@@ -251,6 +251,17 @@ fn long_keys_are_dealt_out_and_merged() {
     }
 }
 
+/// However many are computed at a time, and by whichever kernel: on GPUs that goes by rows, keys and heads.
+#[test]
+fn a_row_of_a_long_question_depends_on_itself_alone() {
+    for (queries, keys) in [(141, 1165), (512, 2048), (512, 5000), (200, 20_000)] {
+        let shape = AttentionShape { heads: Heads { query: 8, kv: 2, dim: 128 }, queries, keys, mask: Mask::Causal };
+        on_every_cache!(backend => {
+            rows_stand_alone(backend, &Case { shape, seed: 11, sharpness: 3.0 }, 2).unwrap();
+        });
+    }
+}
+
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     on_every_cache!(backend => {

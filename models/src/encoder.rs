@@ -93,10 +93,18 @@ pub struct Phase1<'a, B: Backend> {
     pub blocks: usize,
     /// What they pass each other.
     pub exchange: &'a Exchange,
-    /// What a chain's shards before these keep, all of them in block order; nothing where these are of no chain.
-    pub behind: &'a [Arc<EncodedShard<B>>],
+    /// Of each chain among them, what its shards before these keep.
+    pub behind: &'a [Earlier<'a, B>],
     /// APB's retaining heads, where the exchange scores by them.
     pub heads: Option<&'a RetainingHeads<B>>,
+}
+
+/// Shards of a chain that stand before some that are encoded.
+pub struct Earlier<'a, B: Backend> {
+    /// The place of the first one behind them, among those that are encoded: a chain begins there.
+    pub before: usize,
+    /// All of them in block order; none before a chain's first.
+    pub shards: &'a [Arc<EncodedShard<B>>],
 }
 
 /// Who looks on while shards are encoded.
@@ -150,7 +158,8 @@ pub fn encode_plan<B: Backend>(
     let ids = plan.numbered_ids(context);
     for shards in plan.shards.chunks(together) {
         let inputs = inputs_of(shards, ids.as_slice())?;
-        let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind: &encoded, heads };
+        let behind = &[Earlier { before: 0, shards: &encoded }];
+        let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind, heads };
         let passed = phase.encode(&mut LocalPeers::default(), watch)?;
         encoded.extend(passed.into_iter().map(Arc::new));
     }
@@ -379,7 +388,7 @@ impl<B: Backend> Layer<'_, B> {
     /// Attention output `(query, t, dim)` in f32 of every pass, in pieces that lie one behind the other.
     fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let window = self.phase.decoder.config().window(self.index);
-        if self.is_chain() {
+        if self.has_chains() {
             return self.attend_chained(window, watch);
         }
         if let Some(window) = window {

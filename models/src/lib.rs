@@ -24,7 +24,7 @@ pub use config::{DecoderParts, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Projected, SharedWeights};
 pub use encoder::team::encode_together;
 pub use encoder::{
-    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, ShardIdentity, Watch,
+    Chosen, Earlier, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, ShardIdentity, Watch,
     check_retaining_heads, encode_alone, encode_plan, inputs_of, max_pool, shard_identities,
 };
 pub use error::{FieldRefusal, ModelError};

@@ -13,7 +13,7 @@ use asterism_plan::{Exchange, KnownIds, Shard};
 
 use crate::{
     context_host::{
-        chain::is_chain,
+        chain::{self, Attends},
         command::{ContextHostCommand, ContextHostEvent, EncodeWork, Failure},
         inventory::{KnownShard, ShardInventory},
     },
@@ -347,12 +347,18 @@ impl ContextHostState {
     fn admit(&mut self, commands: &mut Vec<ContextHostCommand>) {
         while let Some(order) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
             let (pack, rows, is_short) = (self.works, rows_of(&order), self.may_share(&order));
+            let mut beside = Beside {
+                rows: if is_short { self.pack_rows.saturating_sub(rows) } else { 0 },
+                kind: Attends::of(&order),
+            };
             let mut works: Vec<EncodeWork> = self.begin(order, pack, commands).into_iter().collect();
-            let mut left = if is_short && !works.is_empty() { self.pack_rows.saturating_sub(rows) } else { 0 };
-            while let Some(order) = self.next_beside(left).and_then(|at| self.waiting.remove(at)) {
-                left -= rows_of(&order);
+            while !works.is_empty()
+                && let Some(order) = self.next_beside(beside).and_then(|at| self.waiting.remove(at))
+            {
+                beside = beside.and(&order);
                 works.extend(self.begin(order, pack, commands));
             }
+            self.part_broken(&mut works, commands);
             if works.len() > 1 {
                 for EncodeWork { work, order, .. } in &works {
                     let running = self.running.get_mut(work).expect("it has just begun");
@@ -392,17 +398,27 @@ impl ContextHostState {
         has_place.then_some(at)
     }
 
-    /// The first order that is encoded together with others, where there are so many rows left.
-    fn next_beside(&self, left: usize) -> Option<usize> {
-        let fits =
-            |order: &EncodeShards| rows_of(order) <= left && self.may_share(order) && self.is_idle(order.context);
+    /// The first order that is encoded together with others.
+    fn next_beside(&self, beside: Beside) -> Option<usize> {
+        let fits = |order: &EncodeShards| beside.takes(order) && self.may_share(order) && self.is_idle(order.context);
         self.waiting.iter().position(fits)
+    }
+
+    /// Of works that were to go together, those go alone of which shards in the middle were found.
+    fn part_broken(&mut self, works: &mut Vec<EncodeWork>, commands: &mut Vec<ContextHostCommand>) {
+        if works.len() < 2 {
+            return;
+        }
+        for work in works.extract_if(.., |work| !chain::may_go_together(&work.order)) {
+            self.running.get_mut(&work.work).expect("it has just begun").pack = work.work;
+            commands.push(ContextHostCommand::Encode(vec![work]));
+        }
     }
 
     fn may_share(&self, order: &EncodeShards) -> bool {
         order.exchange == Exchange::None
             && order.peers.is_empty()
-            && !is_chain(order)
+            && chain::may_go_together(order)
             && !self.alone.contains(&order.context)
     }
 
@@ -464,6 +480,27 @@ impl ContextHostState {
     }
 }
 
+/// What may go together with orders that begin.
+#[derive(Clone, Copy)]
+struct Beside {
+    /// Rows that are left.
+    rows: usize,
+    /// How those attend that begin; plainly where all do.
+    kind: Attends,
+}
+
+impl Beside {
+    fn takes(self, order: &EncodeShards) -> bool {
+        rows_of(order) <= self.rows && self.kind.goes_with(Attends::of(order))
+    }
+
+    /// What may once an order does that it takes.
+    fn and(self, order: &EncodeShards) -> Self {
+        let kind = if self.kind == Attends::Plainly { Attends::of(order) } else { self.kind };
+        Self { rows: self.rows - rows_of(order), kind }
+    }
+}
+
 /// Whether another host holds the shards of an order.
 fn is_held_elsewhere(order: &EncodeShards) -> bool {
     order.exchange == Exchange::None && !order.peers.is_empty()
@@ -482,7 +519,7 @@ fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostComma
 #[cfg(test)]
 mod tests {
     use super::*;
-    use asterism_plan::{Input, LocalAttention, Shard, Span};
+    use asterism_plan::{Input, LocalAttention, Shard, Span, attention::Stripes};
 
     use crate::messages::ShardHolder;
 
@@ -636,6 +673,61 @@ mod tests {
         assert_eq!(stopped, []);
         assert_eq!(failed, [work(6, 0.5, of(7, &[0, 1]))], "alone, and nobody is told");
         assert_eq!(not_encoded_of(&host.failed(6)), [(7, 1)]);
+    }
+
+    /// Shards of a chain, of blocks of two tokens.
+    fn chained(context: u64, blocks: &[usize]) -> EncodeShards {
+        let mut order = order(context, 1, blocks, Exchange::None);
+        order.shards.iter_mut().for_each(|shard| shard.behind = 2 * shard.block);
+        order
+    }
+
+    /// What a host begins that knows the ids of a chain's context: of each pass the contexts, with their blocks.
+    fn begun(host: &mut Host, order: EncodeShards) -> Vec<Vec<(u64, Vec<usize>)>> {
+        let ids = ContextIds::of(order.context, &[1; 64], std::iter::once(0..64)).remove(0);
+        host.0.handle(Duration::ZERO, ContextHostEvent::Command(HostCommand::Ids(ids)));
+        passes(&host.0.handle(Duration::ZERO, ContextHostEvent::Command(HostCommand::Encode(order))))
+    }
+
+    fn passes(commands: &[ContextHostCommand]) -> Vec<Vec<(u64, Vec<usize>)>> {
+        let blocks =
+            |work: &EncodeWork| (work.order.context, work.order.shards.iter().map(|shard| shard.block).collect());
+        let works = commands.iter().filter_map(|command| match command {
+            ContextHostCommand::Encode(works) => Some(works.iter().map(blocks).collect()),
+            _ => None,
+        });
+        works.collect()
+    }
+
+    #[test]
+    fn chains_begin_together_with_what_attends_as_their_first_shards_do() {
+        let mut host = Host(ContextHostState::new(20));
+        let anew = |order| EncodeShards { identities: Vec::new(), ..order };
+        let mut other = order(5, 1, &[0], Exchange::None);
+        other.shards[0].attention = LocalAttention::Stripes(Stripes::default());
+        let mut long = chained(7, &[1]);
+        long.shards[0].behind = 1 << 20;
+        assert!(!chain::may_go_together(&long) && !chain::may_go_together(&chained(4, &[1, 3])));
+        assert_eq!(Attends::of(&other), Attends::Otherwise);
+        (1..=2).for_each(|context| drop(host.alone(context, 1, 0)));
+        let waits = [chained(3, &[1, 2]), other, order(6, 1, &[0], Exchange::None), chained(8, &[0, 1])];
+        waits.into_iter().for_each(|order| assert!(begun(&mut host, anew(order)).is_empty()));
+        let gaps = begun(&mut host, anew(chained(4, &[1, 3])));
+        assert_eq!(gaps, [[(4, vec![1, 3])]], "what cannot go with others does not wait for them");
+        let first = passes(&host.encoded(0, 1, 0));
+        assert_eq!(first, [[(3, vec![1, 2]), (6, vec![0]), (8, vec![0, 1])]]);
+        assert_eq!(passes(&host.encoded(1, 2, 0)), [[(5, vec![0])]]);
+    }
+
+    #[test]
+    fn a_chain_of_which_a_shard_in_the_middle_is_found_goes_alone() {
+        let mut host = Host(ContextHostState::new(20));
+        begun(&mut host, chained(1, &[1]));
+        begun(&mut host, chained(2, &[9]));
+        for waits in [chained(3, &[0, 1, 2]), chained(4, &[3, 4])] {
+            assert!(begun(&mut host, waits).is_empty());
+        }
+        assert_eq!(passes(&host.encoded(0, 1, 1)), [[(3, vec![0, 2])], [(4, vec![3, 4])]]);
     }
 
     #[test]

@@ -144,9 +144,13 @@ impl<B: Backend> EncodeWorker<B> {
             spans: works.iter().filter_map(|work| spans_of(&work.order, layers)).collect(),
         };
         let (decoder, blocks, shards) = (&*decoder, first.blocks as usize, &pack.shards[..]);
-        let encoded = if chain::is_chain(first) {
-            let kept = |block| self.store.find(first.context, &[block]).ok().map(|mut found| found.swap_remove(0));
-            ChainEncoder { decoder, blocks, kept: &kept, peers }.encode((shards, &pack.inputs), &mut watch)?
+        let encoded = if works.iter().any(|work| chain::is_chain(&work.order)) {
+            let held = |context, block| self.store.find(context, &[block]).ok().map(|mut found| found.swap_remove(0));
+            let mut encoder = ChainEncoder { decoder, blocks, kept: &held, peers };
+            match works.len() {
+                1 => encoder.encode(first.context, (shards, &pack.inputs), &mut watch)?,
+                _ => encoder.encode_beside(works, (shards, &pack.inputs), &mut watch)?,
+            }
         } else {
             let (inputs, exchange, heads) = (&pack.inputs[..], &first.exchange, heads.as_deref());
             Phase1 { decoder, shards, inputs, blocks, exchange, behind: &[], heads }.encode(peers, &mut watch)?

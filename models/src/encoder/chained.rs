@@ -1,34 +1,36 @@
-//! Attention of a chain's shards: each sees the keys that all shards before it keep, and its own. Rows of the shards before are
+//! Attention of chains' shards: each sees the keys that all shards before it keep, and its own. Rows of the shards before are
 //! not computed here. Keys of the shards before are read as they are kept, whether these were encoded here or elsewhere, so that a shard
 //! that is encoded anew has the bits it had.
+
+use std::sync::Arc;
 
 use asterism_kernels::{Backend, Mask};
 use asterism_plan::attention::causal_pairs;
 
-use super::{Layer, Pass, Watch, windowed::windowed_pairs};
+use super::{EncodedShard, Layer, Pass, Watch, windowed::windowed_pairs};
 use crate::ModelError;
 
 impl<B: Backend> Layer<'_, B> {
-    /// Whether the passes are of a chain: its first shard alone has nothing behind it.
-    pub(super) fn is_chain(&self) -> bool {
+    /// Whether passes are of chains: a chain's first shard alone has nothing behind it.
+    pub(super) fn has_chains(&self) -> bool {
         self.passes.iter().any(|pass| pass.shard.behind > 0)
     }
 
-    /// Attention output of each pass over one cache, which grows pass by pass. In a layer with a window rows see the latest tokens of it.
+    /// Attention output of each pass over the cache of its chain, which grows pass by pass. In a layer with a window rows see the latest
+    /// tokens of it. Shards that are whole contexts are chains of one.
     pub(super) fn attend_chained(
         &self,
         window: Option<usize>,
         watch: &mut dyn Watch,
     ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
-        let mut kept = self.phase.behind.iter().map(|shard| &shard.layers[self.index]);
-        let rows = self.passes.iter().map(|pass| pass.shard.rows()).sum();
-        let mut seen = match kept.next() {
-            Some(first) => Some(backend.kv_joined(first, &kept.collect::<Vec<_>>(), rows)?),
-            None => None,
-        };
+        let mut seen = None;
         let mut outputs = Vec::with_capacity(self.passes.len());
-        for pass in self.passes {
+        for (at, pass) in self.passes.iter().enumerate() {
+            let earlier = self.phase.behind.iter().find(|chain| chain.before == at);
+            if earlier.is_some() || pass.shard.behind == 0 {
+                seen = self.seen_before(earlier.map_or(&[], |chain| chain.shards), at)?;
+            }
             let (behind, rows) = (seen.as_ref().map_or(0, |kv| backend.kv_len(kv)), pass.shard.rows());
             if behind != pass.shard.behind {
                 return Err(ModelError::Behind { block: pass.shard.block, expected: pass.shard.behind, got: behind });
@@ -50,6 +52,16 @@ impl<B: Backend> Layer<'_, B> {
             seen = Some(self.behind(kv, pass, behind)?);
         }
         Ok(outputs)
+    }
+
+    /// Keys of these shards of a chain in one cache, with room for those of its passes from this one on; none of none.
+    fn seen_before(&self, earlier: &[Arc<EncodedShard<B>>], from: usize) -> Result<Option<B::Kv>, ModelError> {
+        let mut kept = earlier.iter().map(|shard| &shard.layers[self.index]);
+        let Some(first) = kept.next() else { return Ok(None) };
+        let is_other = |at: usize| self.phase.behind.iter().any(|chain| chain.before == at);
+        let own = (from..self.passes.len()).take_while(|at| *at == from || !is_other(*at));
+        let rows = own.map(|at| self.passes[at].shard.rows()).sum();
+        Ok(Some(self.backend().kv_joined(first, &kept.collect::<Vec<_>>(), rows)?))
     }
 
     /// What the next pass finds: keys of this one as they are kept, behind so many others.

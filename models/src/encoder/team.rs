@@ -9,7 +9,7 @@ use std::{
 use asterism_kernels::{Backend, Exported};
 use asterism_plan::{Exchange, Plan, Shard};
 
-use super::{EncodedShard, LocalPeers, Parcel, Peers, Phase1, inputs_of};
+use super::{Earlier, EncodedShard, LocalPeers, Parcel, Peers, Phase1, inputs_of};
 use crate::{Decoder, ModelError};
 
 /// Encodes the shards of a plan for `context` on several devices, those of a host on the device of its number: what each has
@@ -37,7 +37,8 @@ pub fn encode_together<B: Backend>(
         let mut peers = TeamPeers { board, backend: decoder.backend(), local: LocalPeers::default() };
         for shards in own.chunks(together) {
             let inputs = inputs_of(shards, ids)?;
-            let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind: &encoded, heads: None };
+            let behind = &[Earlier { before: 0, shards: &encoded }];
+            let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, behind, heads: None };
             let passed = phase.encode(&mut peers, &mut |_, _| !board.is_lost())?;
             encoded.extend(passed.into_iter().map(Arc::new));
         }

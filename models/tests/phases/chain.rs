@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use asterism_kernels::Cpu;
 use asterism_models::{
-    Decoder, EncodedShard, Generator, LocalContext, LocalPeers, ModelError, Phase1, encode_plan, inputs_of,
+    Decoder, Earlier, EncodedShard, Generator, LocalContext, LocalPeers, ModelError, Phase1, encode_plan, inputs_of,
 };
 use asterism_plan::{Exchange, Shard};
 use proptest::prelude::*;
@@ -22,6 +22,7 @@ fn encode(
     behind: &[Arc<EncodedShard<Cpu>>],
 ) -> Result<Vec<EncodedShard<Cpu>>, ModelError> {
     let (inputs, exchange) = (inputs_of(shards, ids)?, &Exchange::None);
+    let behind = &[Earlier { before: 0, shards: behind }];
     let phase = Phase1 { decoder, shards, inputs: &inputs, blocks: shards.len(), exchange, behind, heads: None };
     phase.encode(&mut LocalPeers::default(), &mut |_, _| true)
 }
@@ -60,6 +61,46 @@ proptest! {
             };
             prop_assert_eq!(logits(&grown), logits(&shards));
         }
+    }
+}
+
+/// Shards of several contexts that go through the linear layers together: the end of one of which some is kept, all of another, and one
+/// that is a single shard.
+#[test]
+fn chains_beside_each_other_have_the_bits_of_each_alone() {
+    for decoder in all_decoders() {
+        let context: Vec<u32> = (0..150).map(|token| token * 7 % 50).collect();
+        let parts = [(&context[..], 1), (&context[20..130], 0), (&context[60..75], 0), (&context[30..110], 2)];
+        let plans = parts.map(|(ids, _)| plan(decoder, &chain(32), ids, 1));
+        let whole: Vec<Vec<EncodedShard<Cpu>>> = parts
+            .iter()
+            .zip(&plans)
+            .map(|((ids, _), plan)| encode_plan(decoder, plan, ids, None, &mut |_, _| true).unwrap())
+            .collect();
+        let kept: Vec<Vec<Arc<EncodedShard<Cpu>>>> = whole
+            .iter()
+            .zip(parts)
+            .map(|(whole, (_, kept))| whole[..kept].iter().cloned().map(Arc::new).collect())
+            .collect();
+        let (mut shards, mut inputs, mut behind, mut expected) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (((ids, of), plan), (kept, whole)) in parts.into_iter().zip(&plans).zip(kept.iter().zip(&whole)) {
+            behind.push(Earlier { before: shards.len(), shards: kept });
+            shards.extend_from_slice(&plan.shards[of..]);
+            inputs.extend(inputs_of(&plan.shards[of..], ids).unwrap());
+            expected.extend_from_slice(&whole[of..]);
+        }
+        let (blocks, exchange) = (shards.len(), &Exchange::None);
+        let phase =
+            Phase1 { decoder, shards: &shards, inputs: &inputs, blocks, exchange, behind: &behind, heads: None };
+        let together = phase.encode(&mut LocalPeers::default(), &mut |_, _| true).unwrap();
+        let bits = |shards: &[EncodedShard<Cpu>]| -> Vec<(u64, Vec<u8>)> {
+            let raw = |shard: &EncodedShard<Cpu>| {
+                let layers = 0..decoder.config().layers;
+                (shard.digest, layers.flat_map(|layer| shard.raw(decoder, layer).unwrap().whole().unwrap()).collect())
+            };
+            shards.iter().map(raw).collect()
+        };
+        assert!(bits(&together) == bits(&expected), "{}", decoder.config().heads.query);
     }
 }
 

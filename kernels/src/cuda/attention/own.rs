@@ -18,8 +18,10 @@ const COMBINED: [usize; 2] = [4, 2];
 const DEEP_PIECES: usize = 8;
 /// Warps of a block of threads that attends to codes, as the kernel has it.
 const CODES_WARPS: usize = 8;
-/// Rows of a call whose partials are held at a time.
+/// Rows of a call whose partials are held at a time, where its keys are many.
 pub const CHUNK: usize = 64;
+/// Pieces of keys up to which more rows are, in turn for what is held.
+const CHUNK_PIECES: usize = 8;
 
 /// As `attention.cu` declares it.
 #[repr(C)]
@@ -120,6 +122,11 @@ impl Tiling {
     }
 }
 
+/// Rows of a call over so many keys that are computed by one launch.
+pub(super) fn rows_at_a_time(keys: usize) -> usize {
+    CHUNK * (CHUNK_PIECES / keys.div_ceil(PIECE).max(1)).max(1)
+}
+
 /// How the pieces of some packed rows are combined: what the kernel's name has, and how it is spread for each KV head and call.
 pub fn combining(pieces: usize, packed: usize) -> (&'static str, LaunchShape) {
     let (depth, rows) = if pieces > DEEP_PIECES { ("_deep", COMBINED[1]) } else { ("", COMBINED[0]) };
@@ -165,14 +172,14 @@ impl Device {
 
     /// The keys in pieces, their partials combined.
     pub(super) fn attend_rows(&self, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
-        let keys = Keys::Computed([call.k, call.v]);
-        for first in (0..call.q.rows).step_by(CHUNK) {
-            self.attend_pieces(Tiled::of(&call, first, CHUNK.min(call.q.rows - first)), keys)?;
+        let (keys, chunk) = (Keys::Computed([call.k, call.v]), rows_at_a_time(call.k.rows));
+        for first in (0..call.q.rows).step_by(chunk) {
+            self.attend_pieces(Tiled::of(&call, first, chunk.min(call.q.rows - first)), keys)?;
         }
         Ok(())
     }
 
-    /// A call of at most [`CHUNK`] rows: the pieces of its keys, combined.
+    /// A call of as many rows as [`rows_at_a_time`] says at most: the pieces of its keys, combined.
     fn attend_pieces(&self, alone: Tiled, keys: Keys<'_>) -> Result<(), KernelError> {
         let (kv, dim) = (keys.heads(), keys.dim());
         let (pieces, packed) = (keys.tokens().div_ceil(PIECE).max(1), alone.packed());
@@ -193,7 +200,7 @@ impl Device {
             unused: 0,
         };
         let both = self.tilings(dim, keys.kept());
-        let tiling = &both[Tiling::which(&both, packed)];
+        let tiling = &both[self.spread_best(&both, packed, pieces * kv)];
         let (name, spread) = self.tiled(tiling, (pieces * packed.div_ceil(tiling.tile), kv));
         let kernel = format!("attend_{name}_{dim}");
         match self.reach(keys)? {
@@ -204,6 +211,12 @@ impl Device {
         let (depth, spread) = combining(pieces, packed);
         let spread = LaunchShape { blocks: (spread.blocks.0, kv), ..spread };
         launch!(self, &format!("combine{depth}_{dim}"), spread, combination)
+    }
+
+    /// Which of both tilings takes a call alone: the small one, too, where all its blocks of threads are computed at once.
+    fn spread_best(&self, both: &[Tiling; 2], packed: usize, pieces: usize) -> usize {
+        let at_once = packed.div_ceil(both[0].tile) * pieces <= self.room().processors();
+        if at_once && both[0].most > 0 { 0 } else { Tiling::which(both, packed) }
     }
 
     /// Any type, head size and list of keys, slowly.

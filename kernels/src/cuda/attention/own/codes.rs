@@ -4,7 +4,7 @@ use super::super::super::device::{Device, SPLIT_KEY_ROWS};
 use super::super::super::kv::CudaKv;
 use super::super::super::tensor::Tensor;
 use super::super::call::Tiled;
-use super::CHUNK;
+use super::rows_at_a_time;
 use crate::backend::Partial;
 use crate::{DType, KernelError, KvFormat, KvType, Mask};
 
@@ -31,8 +31,9 @@ impl Device {
         let (turned, lse) = (self.turned(q.heads_first()?)?, self.empty(&[query, rows], DType::F32)?);
         let partial = Partial { output: self.empty_by_rows([query, rows, dim], DType::F32)?, lse };
         let (from, out, keys) = (turned.token_major(query)?, partial.output.heads_first()?, kv.keys(0, kv.len()));
-        for first in (0..rows).step_by(CHUNK) {
-            let count = CHUNK.min(rows - first);
+        let chunk = rows_at_a_time(kv.len());
+        for first in (0..rows).step_by(chunk) {
+            let count = chunk.min(rows - first);
             let asking = Tiled::asking(from, keys, mask, (first, count));
             self.attend_pieces(asking.to(out.part(first, first + count), &partial.lse, first), keys)?;
         }
