@@ -51,13 +51,24 @@ impl Tile {
             _ => &[tile(64, 112, 5), tile(64, 64, 7), tile(64, 48, 8), tile(64, 32, 9)],
         };
         let cost = |tile: &&Self| {
-            let (tiles, brought) = (n.div_ceil(tile.outputs), tile.outputs + tile.rows);
+            let (tiles, Tile { rows, outputs, .. }) = (tile.count(n), tile);
             let each = tiles.div_ceil(processors);
             // The cache gives at a time what half of the processors could take, memory what a quarter of them could.
-            let slowest = (each * brought).max(2 * tiles * brought / processors).max(4 * n / processors);
+            let cached = 2 * tiles * (outputs + rows / tile.members()) / processors;
+            let slowest = (each * (outputs + rows)).max(cached).max(4 * n / processors);
             (slowest, each * tile.outputs)
         };
         *sizes.iter().min_by_key(cost).expect("there are some")
+    }
+
+    /// Blocks of threads that bring rows for each other, as `few_hopper.cu` has it.
+    fn members(self) -> usize {
+        if self.rows > few::FEW_PRODUCT_ROWS { 2 } else { 1 }
+    }
+
+    /// Tiles of so many outputs; as many for each member.
+    fn count(self, n: usize) -> usize {
+        n.div_ceil(self.outputs).next_multiple_of(self.members())
     }
 
     /// Bytes of shared memory.
@@ -83,13 +94,16 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
     let processors = device.room().processors();
     let tile = Tile::of(rows, n, processors);
     // Panels of rows of elements of two bytes.
-    let map = |pointer: u64, rows: usize, box_rows: usize| {
+    let map = |pointer: u64, rows: usize, copied: [usize; 2]| {
         let at = Strides { head: PANEL_BYTES as i64 / 2, row: row_bytes(key) as i64 / 2 };
-        let copied = [STAGE_PANELS as u32, box_rows as u32];
+        let copied = copied.map(|count| count as u32);
         device.known_maps().find(Lies { pointer, sizes: [panels, rows, PANEL_BYTES / 2], at, copied })
     };
     let few = FewRows {
-        maps: [map(operands.x, rows, tile.rows)?, map(operands.weight, n, tile.outputs)?],
+        maps: [
+            map(operands.x, rows, [STAGE_PANELS / tile.members(), tile.rows])?,
+            map(operands.weight, n, [STAGE_PANELS, tile.outputs])?,
+        ],
         scales: operands.scales,
         bias: if key.bias { operands.bias } else { 0 },
         residual: operands.residual,
@@ -99,8 +113,8 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
         panels: panels as i32,
         unused: [0; 3],
     };
-    let spread =
-        LaunchShape { blocks: (n.div_ceil(tile.outputs).min(processors), 1), threads: THREADS, shared: tile.shared() };
+    let blocks = tile.count(n).min(processors / tile.members() * tile.members());
+    let spread = LaunchShape { blocks: (blocks, 1), threads: THREADS, shared: tile.shared() };
     let name = if key.eight { "eight" } else { "half" };
     launch!(device, &format!("linear_few_{name}_{}x{}", tile.rows, tile.outputs), spread, few)
 }
@@ -113,8 +127,9 @@ mod tests {
     fn processors_have_about_as_much_to_read_each() {
         let outputs = |rows, sizes: [usize; 4]| sizes.map(|n| Tile::of(rows, n, 132).outputs);
         assert_eq!(outputs(1, [4096, 5120, 6144, 28672]), [32, 48, 48, 32]);
-        assert_eq!(outputs(17, [5120, 8192, 14336, 28672]), [48, 64, 112, 112]);
-        assert_eq!(outputs(64, [4096, 8192, 14336, 28672]), [64, 64, 112, 112]);
+        for rows in [17, 64] {
+            assert_eq!(outputs(rows, [5120, 8192, 14336, 28672]), [48, 64, 112, 112], "{rows} rows");
+        }
         for (rows, held) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)] {
             for n in [1024, 4096, 8192, 128_256] {
                 let tile = Tile::of(rows, n, 132);

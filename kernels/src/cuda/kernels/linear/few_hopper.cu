@@ -104,17 +104,22 @@ template <bool EIGHT, int OUTPUTS> struct Ending {
     }
 };
 
+// Blocks that bring rows for each other: where there are many, the cache would give them to all processors more slowly than memory
+// gives weights.
+template <int ROWS> constexpr int MEMBERS_OF = ROWS > 16 ? 2 : 1;
+
 // Tiles of OUTPUTS outputs of up to ROWS rows; a stage is two panels. Products take 64 rows: those behind ROWS are whatever lies there,
-// and go nowhere.
+// and go nowhere. Members have a tile each at a time, beyond the last one, too, and each brings some of a stage's panels of rows to
+// all: a place is written to once all have read theirs.
 template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinline__ void few(const FewRows& f) {
-    constexpr int ROW_PANEL = ROWS * 128, WEIGHT_PANEL = OUTPUTS * 128, BYTES = 2 * (ROW_PANEL + WEIGHT_PANEL);
+    constexpr int MEMBERS = MEMBERS_OF<ROWS>, ROW_PANEL = ROWS * 128, WEIGHT_PANEL = OUTPUTS * 128, BYTES = 2 * (ROW_PANEL + WEIGHT_PANEL);
     static_assert(ROW_PANEL + 2 * WEIGHT_PANEL >= 64 * 128, "a stage has what 64 rows from its second panel on read");
     static_assert(STAGES <= 32 && STAGES * (BYTES + 16) <= 227 << 10, "a lane makes a stage's barriers, and a processor has room");
     extern __shared__ __align__(1024) unsigned char memory[];
     uint32_t ring = shared_address(memory), full = ring + STAGES * BYTES, empty = full + STAGES * 8;
     int stages = (f.panels + 1) / 2, tiles = (f.n + OUTPUTS - 1) / OUTPUTS, lane = threadIdx.x % 32;
-    int total = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages, begun = min(total, STAGES);
-    int tile = blockIdx.x, stage = 0;
+    int member = blockIdx.x % MEMBERS, tile = blockIdx.x, stage = 0;
+    int rounds = (tiles - (tile - member) + (int)gridDim.x - 1) / (int)gridDim.x, total = rounds * stages, begun = min(total, STAGES);
     auto load_weights = [&](int slot) {
         expect(full + slot * 8, BYTES);
         copy_tile(ring + slot * BYTES + 2 * ROW_PANEL, f.w, full + slot * 8, 0, tile * OUTPUTS, stage * 2);
@@ -122,7 +127,7 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
     };
     if (threadIdx.x >= 128) {
         if (lane == 0) await_map(f.w), await_map(f.x);
-        if (lane < STAGES) begin_barrier(full + lane * 8, 1), begin_barrier(empty + lane * 8, 4);
+        if (lane < STAGES) begin_barrier(full + lane * 8, 1), begin_barrier(empty + lane * 8, 4 * MEMBERS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         show_to_products();
         __syncwarp();
@@ -131,73 +136,99 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
             for (int slot = 0; slot < begun; slot++) load_weights(slot);
         __syncwarp();
     }
-    __syncthreads();
+    if constexpr (MEMBERS == 1)
+        __syncthreads();
+    else
+        meet_cluster();
     if (threadIdx.x >= 128) {
-        if (lane > 0) return;
         int row_stage = 0;
         auto load_rows = [&](int slot) {
-            copy_kept_tile(ring + slot * BYTES, f.x, full + slot * 8, 0, 0, row_stage * 2);
+            if constexpr (MEMBERS == 1)
+                copy_kept_tile(ring + slot * BYTES, f.x, full + slot * 8, 0, 0, row_stage * 2);
+            else
+                copy_shared_tile(ring + slot * BYTES + member * ROW_PANEL, f.x, full + slot * 8, 0, 0, row_stage * 2 + member);
             if (++row_stage == stages) row_stage = 0;
         };
         follow();
-        for (int slot = 0; slot < begun; slot++) load_rows(slot);
-        for (int number = begun, slot = 0, parity = 0; number < total; number++) {
-            wait_for(empty + slot * 8, parity);
-            load_weights(slot);
-            load_rows(slot);
-            if (++slot == STAGES) slot = 0, parity ^= 1;
+        if (lane == 0) {
+            for (int slot = 0; slot < begun; slot++) load_rows(slot);
+            for (int number = begun, slot = 0, parity = 0; number < total; number++) {
+                wait_for(empty + slot * 8, parity);
+                load_weights(slot);
+                load_rows(slot);
+                if (++slot == STAGES) slot = 0, parity ^= 1;
+            }
         }
-        return;
-    }
-    int slot = 0, parity = 0;
-    for (; tile < tiles; tile += gridDim.x) {
-        Ending<EIGHT, OUTPUTS> ending(tile);
-        ending.load_factors(f);
-        if (tile == (int)blockIdx.x) follow();
-        ending.load_rows(f);
-        float sums[OUTPUTS / 2] = {};
-        int last = 0;
-        for (int at = 0; at < stages; at++) {
-            wait_for(full + slot * 8, parity);
-            // A name is made once, and known to be the same in all lanes: a place in it is then one addition.
-            uint32_t rows = __shfl_sync(~0u, by_rows(ring + slot * BYTES), 0), weights = rows + 2 * ROW_PANEL / 16;
-            hold(sums);
-            products_begin();
+        __syncwarp();
+    } else {
+        auto release = [&](int slot) {
+            if constexpr (MEMBERS == 1) {
+                if (lane == 0) arrive(empty + slot * 8);
+            } else {
+                if (lane < MEMBERS) arrive_at(empty + slot * 8, lane);
+            }
+        };
+        for (int round = 0, slot = 0, parity = 0; round < rounds; round++, tile += gridDim.x) {
+            Ending<EIGHT, OUTPUTS> ending(tile);
+            ending.load_factors(f);
+            if (round == 0) follow();
+            ending.load_rows(f);
+            float sums[OUTPUTS / 2] = {};
+            int last = 0;
+            for (int at = 0; at < stages; at++) {
+                wait_for(full + slot * 8, parity);
+                // A name is made once, and known to be the same in all lanes: a place in it is then one addition.
+                uint32_t rows = __shfl_sync(~0u, by_rows(ring + slot * BYTES), 0), weights = rows + 2 * ROW_PANEL / 16;
+                hold(sums);
+                products_begin();
 #pragma unroll
-            for (int step = 0; step < 8; step++)
-                product_of_bytes<EIGHT>(sums, rows + step / 4 * ROW_PANEL / 16 + step % 4 * 2, weights + step / 4 * WEIGHT_PANEL / 16 + step % 4 * 2);
-            products_end();
-            // The stage before is read once the products of this one are under way.
-            products_done<1>();
-            if (at > 0 && lane == 0) arrive(empty + last * 8);
-            last = slot;
-            if (++slot == STAGES) slot = 0, parity ^= 1;
+                for (int step = 0; step < 8; step++) {
+                    int row_place = step / 4 * ROW_PANEL / 16 + step % 4 * 2, place = step / 4 * WEIGHT_PANEL / 16 + step % 4 * 2;
+                    product_of_bytes<EIGHT>(sums, rows + row_place, weights + place);
+                }
+                products_end();
+                // The stage before is read once the products of this one are under way.
+                products_done<1>();
+                if (at > 0) release(last);
+                last = slot;
+                if (++slot == STAGES) slot = 0, parity ^= 1;
+            }
+            products_done<0>();
+            hold(sums);
+            release(last);
+            ending.store(f, sums);
         }
-        products_done<0>();
-        hold(sums);
-        if (lane == 0) arrive(empty + last * 8);
-        ending.store(f, sums);
+        __syncwarp();
     }
+    // None goes while others write to its memory.
+    if constexpr (MEMBERS > 1) meet_cluster();
 }
 #else
 template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinline__ void few(const FewRows&) {}
 #endif
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PAIR __cluster_dims__(2)
+#else
+#define PAIR
+#endif
 #define K extern "C" __global__ void
-#define EIGHT_TILE(NAME, ROWS, OUTPUTS, STAGES) \
-    K __launch_bounds__(THREADS) linear_few_eight_##NAME(const __grid_constant__ FewRows f) { few<true, ROWS, OUTPUTS, STAGES>(f); }
-#define HALF_TILE(NAME, ROWS, OUTPUTS, STAGES) \
-    K __launch_bounds__(THREADS) linear_few_half_##NAME(const __grid_constant__ FewRows f) { few<false, ROWS, OUTPUTS, STAGES>(f); }
-#define BOTH_TILES(NAME, ROWS, OUTPUTS, STAGES) EIGHT_TILE(NAME, ROWS, OUTPUTS, STAGES) HALF_TILE(NAME, ROWS, OUTPUTS, STAGES)
-EIGHT_TILE(8x32, 8, 32, 22)
-EIGHT_TILE(8x48, 8, 48, 16)
-EIGHT_TILE(16x32, 16, 32, 18)
-EIGHT_TILE(16x48, 16, 48, 14)
-BOTH_TILES(32x32, 32, 32, 14)
-BOTH_TILES(32x48, 32, 48, 11)
-BOTH_TILES(32x64, 32, 64, 9)
-BOTH_TILES(32x112, 32, 112, 6)
-BOTH_TILES(64x32, 64, 32, 9)
-BOTH_TILES(64x48, 64, 48, 8)
-BOTH_TILES(64x64, 64, 64, 7)
-BOTH_TILES(64x112, 64, 112, 5)
+#define TILE(TYPE, IS_EIGHT, CLUSTER, ROWS, OUTPUTS, STAGES)                                                     \
+    K __launch_bounds__(THREADS) CLUSTER linear_few_##TYPE##_##ROWS##x##OUTPUTS(const __grid_constant__ FewRows f) { \
+        few<IS_EIGHT, ROWS, OUTPUTS, STAGES>(f);                                                                 \
+    }
+#define EIGHT_TILE(ROWS, OUTPUTS, STAGES) TILE(eight, true, , ROWS, OUTPUTS, STAGES)
+#define BOTH_TILES(ROWS, OUTPUTS, STAGES) \
+    TILE(eight, true, PAIR, ROWS, OUTPUTS, STAGES) TILE(half, false, PAIR, ROWS, OUTPUTS, STAGES)
+EIGHT_TILE(8, 32, 22)
+EIGHT_TILE(8, 48, 16)
+EIGHT_TILE(16, 32, 18)
+EIGHT_TILE(16, 48, 14)
+BOTH_TILES(32, 32, 14)
+BOTH_TILES(32, 48, 11)
+BOTH_TILES(32, 64, 9)
+BOTH_TILES(32, 112, 6)
+BOTH_TILES(64, 32, 9)
+BOTH_TILES(64, 48, 8)
+BOTH_TILES(64, 64, 7)
+BOTH_TILES(64, 112, 5)
