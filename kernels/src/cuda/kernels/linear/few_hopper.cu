@@ -56,8 +56,7 @@ template <bool EIGHT, int OUTPUTS> struct Ending {
     __device__ __forceinline__ Ending(int tile) {
         row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = tile * OUTPUTS + threadIdx.x % 4 * 2;
     }
-    // What comes with the weights.
-    __device__ __forceinline__ void load_factors(const FewRows& f) {
+    __device__ __forceinline__ void load(const FewRows& f) {
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             int at = column + j * 8;
@@ -65,9 +64,6 @@ template <bool EIGHT, int OUTPUTS> struct Ending {
             if constexpr (EIGHT) scales[j] = *(const Pack<float, 2>*)(f.w_scales + at);
             if (f.bias) bias[j] = *(const Pack<bf16, 2>*)(f.bias + at);
         }
-    }
-    // What comes with the rows.
-    __device__ __forceinline__ void load_rows(const FewRows& f) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int of = row + half * 8;
@@ -75,8 +71,10 @@ template <bool EIGHT, int OUTPUTS> struct Ending {
             if constexpr (EIGHT) row_scales[half] = f.x_scales[of];
             if (!f.residual) continue;
 #pragma unroll
-            for (int j = 0; j < PAIRS; j++)
-                if (column + j * 8 < f.n) residual[half][j] = *(const Pack<bf16, 2>*)(f.residual + (size_t)of * f.n + column + j * 8);
+            for (int j = 0; j < PAIRS; j++) {
+                int at = column + j * 8;
+                if (at < f.n) residual[half][j] = *(const Pack<bf16, 2>*)(f.residual + (size_t)of * f.n + at);
+            }
         }
     }
     __device__ __forceinline__ void store(const FewRows& f, const float (&sums)[OUTPUTS / 2]) const {
@@ -168,11 +166,10 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
                 if (lane < MEMBERS) arrive_at(empty + slot * 8, lane);
             }
         };
+        follow();
         for (int round = 0, slot = 0, parity = 0; round < rounds; round++, tile += gridDim.x) {
             Ending<EIGHT, OUTPUTS> ending(tile);
-            ending.load_factors(f);
-            if (round == 0) follow();
-            ending.load_rows(f);
+            ending.load(f);
             float sums[OUTPUTS / 2] = {};
             int last = 0;
             for (int at = 0; at < stages; at++) {
