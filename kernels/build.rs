@@ -17,7 +17,7 @@ const KERNELS: &[&str] = &[
     "tensors/kept",
     "linear/products",
     "linear/few",
-    "linear/few_eight",
+    "linear/few_hopper",
     "linear/block_weights",
     "linear/eight",
     "attention/attention",

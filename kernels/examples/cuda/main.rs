@@ -23,13 +23,14 @@ struct Bench {
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let out = arguments.next().context(
-        "usage: cuda <out.jsonl> [copy|products|blocks|eight|attention|rows|codes|layers-32|layers-128 ...]",
+        "usage: cuda <out.jsonl> [copy|products|blocks|eight|half|attention|rows|codes|layers-32|layers-128 ...]",
     )?;
     let mut parts: Vec<String> = arguments.collect();
     if parts.is_empty() {
-        parts = ["copy", "products", "blocks", "eight", "rows", "codes", "attention", "layers-32", "layers-128"]
-            .map(String::from)
-            .to_vec();
+        parts =
+            ["copy", "products", "blocks", "eight", "half", "rows", "codes", "attention", "layers-32", "layers-128"]
+                .map(String::from)
+                .to_vec();
     }
     let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })?;
     println!(
@@ -45,6 +46,7 @@ fn main() -> Result<()> {
             "products" => products::run(&bench),
             "blocks" => products::blocks(&bench),
             "eight" => products::eight(&bench),
+            "half" => products::half(&bench),
             "attention" => attention::prefill(&bench),
             "rows" => attention::few_rows(&bench),
             "codes" => attention::codes(&bench),

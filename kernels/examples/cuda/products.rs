@@ -81,6 +81,56 @@ pub fn eight(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
+/// Products of few rows by weights in bf16, and who multiplies.
+pub fn half(bench: &Bench) -> Result<()> {
+    let shapes = [
+        ("8B qkv", 6144, 4096),
+        ("8B o", 4096, 4096),
+        ("8B gate-up", 28672, 4096),
+        ("8B down", 4096, 14336),
+        ("half of 70B qkv", 5120, 8192),
+        ("half of 70B o", 8192, 4096),
+        ("half of 70B gate-up", 28672, 8192),
+        ("half of 70B down", 8192, 14336),
+        ("70B o", 8192, 8192),
+        ("70B down", 4096, 28672),
+        ("8B head", 128_256, 4096),
+    ];
+    for (name, n, k) in shapes {
+        // None is found in the cache.
+        let copies = (200 << 20) / (2 * n * k) + 1;
+        let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
+        let weights = (0..copies).map(weight).collect::<Result<Vec<_>>>()?;
+        check(bench, &weights[0], n, k)?;
+        let (all, residuals) = (bench.random(&[65, k], 9, 1.0)?, bench.random(&[65, n], 9, 1.0)?);
+        for rows in [1, 16, 17, 32, 33, 64, 65] {
+            let (x, residual) = (all.rows(0, rows)?, residuals.rows(0, rows)?);
+            let timed = |added: bool| {
+                bench.time(200, |turn| {
+                    let (weight, residual) = (&weights[turn % copies], added.then(|| residual.clone()));
+                    bench.gpu.products().linear(bench.device(), &x, weight, residual).map(drop)?;
+                    Ok(())
+                })
+            };
+            let (seconds, added) = (timed(false)?, timed(true)?);
+            let choices = bench.gpu.products().choices();
+            let of_shape = choices.iter().filter(|choice| (choice.n, choice.k) == (n, k) && rows <= choice.rows);
+            let class = of_shape.clone().map(|choice| choice.rows).min();
+            let chosen = of_shape.filter(|choice| Some(choice.rows) == class);
+            let who: Vec<&str> = chosen.map(|choice| if choice.taken.is_some() { "library" } else { "own" }).collect();
+            let figure = format!(
+                "{:.1} us, {:.2} TB/s; added {:.1} us; {}",
+                1e6 * seconds,
+                2.0 * (n * k) as f64 / seconds / 1e12,
+                1e6 * added,
+                who.join(", ")
+            );
+            bench.say("half", &format!("{name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
+        }
+    }
+    Ok(())
+}
+
 /// Products of few rows by weights in blocks, beside those in bf16.
 pub fn blocks(bench: &Bench) -> Result<()> {
     for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {

@@ -26,7 +26,7 @@ pub(super) use buffer::DeviceBuffer;
 use carried::ARGUMENT_BYTES;
 pub(super) use carried::Carried;
 use layout::Maps;
-use modules::{BLOCK_ROW_COUNTS, EARLY, EIGHT_TILES, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+use modules::{BLOCK_ROW_COUNTS, BOTH_TILES, EARLY, EIGHT_TILES, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
 pub(super) use shelf::{KeptMaps, MAP_PAIR, MapShelf, MappedKeys};
@@ -143,7 +143,7 @@ impl Device {
                     // All divide a processor's memory alike, or it would have to be empty between two of them.
                     // SAFETY: the function belongs to a loaded module.
                     unsafe { result::function::set_function_attribute(function, carveout, 100)? };
-                    if [HEAD_SIZES, ROW_COUNTS, EIGHT_TILES, BLOCK_ROW_COUNTS].contains(versions) {
+                    if [HEAD_SIZES, ROW_COUNTS, EIGHT_TILES, BOTH_TILES, BLOCK_ROW_COUNTS].contains(versions) {
                         let limit = self.room.block as i32;
                         // SAFETY: as above; none of these has shared memory of its own.
                         unsafe { result::function::set_function_attribute(function, large, limit)? };

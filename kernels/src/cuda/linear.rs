@@ -4,7 +4,7 @@
 mod block_weights;
 mod eight;
 mod few;
-mod few_eight;
+mod few_hopper;
 mod plans;
 mod product;
 

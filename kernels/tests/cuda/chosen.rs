@@ -12,7 +12,7 @@ fn chosen(gpu: &Cuda) -> String {
         let (x, w) = (draw(gpu, &[2048, k], 1).1, draw(gpu, &[n, k], 2).1);
         let linear = CudaLinear::of(w, None).unwrap();
         let residual = draw(gpu, &[2048, n], 3).1;
-        for rows in [1, 16, 100, 700, 2048] {
+        for rows in [1, 16, 17, 64, 100, 700, 2048] {
             let (x, residual) = (x.rows(0, rows).unwrap(), residual.rows(0, rows).unwrap());
             let y = gpu.products().linear(gpu.device(), &x, &linear, Some(residual)).unwrap();
             let values = gpu.device().download(&y).unwrap();

@@ -2,7 +2,7 @@
 //! keys are codes.
 
 use super::super::device::Device;
-use super::super::device::layout::{BOX_ROWS, Lies, Map, encode};
+use super::super::device::layout::{KEY_BOX, Lies, Map, encode};
 use super::super::kv::keys::Keys;
 use super::super::tensor::View;
 use super::call::Tiled;
@@ -69,7 +69,7 @@ impl Device {
             return Ok(None);
         }
         let map = |of: View<'_>| {
-            let lies = Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at, box_rows: BOX_ROWS };
+            let lies = Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at, copied: KEY_BOX };
             match of.map.map(|kept| (kept, kept.get())) {
                 None => self.known_maps().find(lies),
                 Some((_, Some(map))) => Ok(**map),

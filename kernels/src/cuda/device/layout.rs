@@ -13,8 +13,8 @@ use crate::KernelError;
 const MAPS_KEPT: usize = 1 << 16;
 /// Columns of what is copied at a time, as the kernels have it.
 const BOX_COLUMNS: u32 = 64;
-/// Rows of it, unless a kernel wants fewer.
-pub const BOX_ROWS: u32 = 64;
+/// Heads and rows of it where keys or values are copied.
+pub const KEY_BOX: [u32; 2] = [1, 64];
 
 /// Where heads and rows of a `(heads, rows, dim)` tensor lie, in elements. As the kernels declare it.
 #[repr(C)]
@@ -52,8 +52,8 @@ pub struct Lies {
     pub pointer: u64,
     pub sizes: [usize; 3],
     pub at: Strides,
-    /// Rows copied at a time.
-    pub box_rows: u32,
+    /// Heads and rows copied at a time.
+    pub copied: [u32; 2],
 }
 
 /// Maps encoded so far of what keeps none itself.
@@ -77,7 +77,7 @@ impl Maps {
 }
 
 /// A map of `(heads, rows, dim)` bf16, from which panels are copied to swizzled rows; beyond its ends are zeros.
-pub fn encode(Lies { pointer, sizes: [heads, rows, dim], at, box_rows }: Lies) -> Result<Map, KernelError> {
+pub fn encode(Lies { pointer, sizes: [heads, rows, dim], at, copied }: Lies) -> Result<Map, KernelError> {
     let sizes = [dim, rows, heads].map(|size| size.max(1) as u64);
     let strides = [at.row, at.head].map(|stride| 2 * stride.max(8) as u64);
     let mut map = MaybeUninit::<sys::CUtensorMap>::uninit();
@@ -95,7 +95,7 @@ pub fn encode(Lies { pointer, sizes: [heads, rows, dim], at, box_rows }: Lies) -
             pointer as *mut c_void,
             sizes.as_ptr(),
             strides.as_ptr(),
-            [BOX_COLUMNS, box_rows, 1].as_ptr(),
+            [BOX_COLUMNS, copied[1], copied[0]].as_ptr(),
             [1u32; 3].as_ptr(),
             Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,

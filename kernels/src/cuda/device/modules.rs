@@ -6,7 +6,9 @@ const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
-pub const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48", "_32x64", "_64x64"];
+/// Rows and outputs, of bf16 and of 8-bit floats; and those of 8-bit floats alone.
+pub const BOTH_TILES: Versions = &["_32x32", "_32x48", "_32x64", "_32x112", "_64x32", "_64x48", "_64x64", "_64x112"];
+pub const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48"];
 pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
 
 /// What a source was compiled to for each target, and the kernels in it.
@@ -27,7 +29,10 @@ pub const MODULES: &[Module] = &[
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few", "gated_few"])]),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/few_eight.fatbin")), &[(EIGHT_TILES, &["linear_few_eight"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/few_hopper.fatbin")),
+        &[(EIGHT_TILES, &["linear_few_eight"]), (BOTH_TILES, &["linear_few_eight", "linear_few_half"])],
+    ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/block_weights.fatbin")),
         &[(BLOCK_ROW_COUNTS, &["linear_blocks"]), (SINGLE, &["widen_blocks"])],

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::super::device::layout::{BOX_ROWS, Lies, Strides, encode};
+use super::super::device::layout::{KEY_BOX, Lies, Strides, encode};
 use super::super::device::{Device, KeptMaps, LaunchShape, MAP_PAIR, MappedKeys, launch};
 use super::rows::RowLayout;
 use super::{CudaKv, keys::Codes};
@@ -21,7 +21,7 @@ impl CudaKv {
         if of.is_computed() {
             let (sizes, at) = ([heads, self.mapped().1, dim], Strides::by_rows(heads, dim));
             for pointer in self.begin() {
-                maps.extend_from_slice(&encode(Lies { pointer, sizes, at, box_rows: BOX_ROWS })?.bytes());
+                maps.extend_from_slice(&encode(Lies { pointer, sizes, at, copied: KEY_BOX })?.bytes());
             }
         } else {
             let Codes { codes, scales, .. } = self.codes(0, 0);

@@ -12,7 +12,7 @@ use cudarc::cublaslt::{result, sys};
 
 use super::super::device::{Device, DeviceBuffer, device_error};
 use super::product::{Key, Operands};
-use super::{few, few_eight};
+use super::{few, few_hopper};
 use crate::KernelError;
 use trial::Trial;
 
@@ -205,8 +205,8 @@ impl Plans {
         operands: Operands,
     ) -> Result<(), KernelError> {
         match way {
-            ProductPath::Few if key.eight => few_eight::multiply(device, key, rows, operands),
-            ProductPath::Few => few::multiply(device, key, (rows, false), operands, 0..key.n),
+            ProductPath::Few if few::takes(key, rows) => few::multiply(device, key, (rows, false), operands, 0..key.n),
+            ProductPath::Few => few_hopper::multiply(device, key, rows, operands),
             ProductPath::Library(algorithm) => {
                 let call = ProductCall::new(key, rows, operands).map_err(failed)?;
                 self.multiply(device, &call, &algorithm, operands).map_err(failed)
@@ -228,7 +228,7 @@ impl Plans {
         let Some(first) = offers.iter().flatten().next().copied().map(ProductPath::Library) else { return Ok(None) };
         let run = |way, rows, operands| self.go(device, way, (key, rows), operands);
         let trial = Trial::new(device, (key, counts[2]), |rows, operands| run(first, rows, operands))?;
-        let takes = few::takes(key, end) || few_eight::takes(device, key, end);
+        let takes = few::takes(key, end) || few_hopper::takes(device, key, end);
         let own = takes.then_some(ProductPath::Few);
         let mut liked: Vec<Algorithm> = Vec::new();
         for offer in offers[class].iter().chain(offers.iter().flatten()) {

@@ -23,6 +23,13 @@ __device__ __forceinline__ void follow_early() {
 #endif
 }
 
+// The same of kernels that write what others read without waiting: the next one starts when all of it is written.
+__device__ __forceinline__ void follow_and_finish() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 template <class T> __device__ __forceinline__ T narrow(float x);

@@ -341,7 +341,8 @@ K __launch_bounds__(256) widen_blocks(const __grid_constant__ Blocks f) {
     constexpr int ROW = DEPTH + 8;
     __shared__ __align__(16) bf16 memory[8][EACH * ROW];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, out = (blockIdx.x * 8 + warp) * EACH, number = blockIdx.y, start;
-    follow();
+    // Products read weights before they wait.
+    follow_and_finish();
     if (out >= f.n) return;
     Section s = section_of(f, out, start);
     int tiles = (f.k + DEPTH - 1) / DEPTH;
