@@ -51,24 +51,14 @@ impl Tile {
             _ => &[tile(64, 112, 5), tile(64, 64, 7), tile(64, 48, 8), tile(64, 32, 9)],
         };
         let cost = |tile: &&Self| {
-            let (tiles, Tile { rows, outputs, .. }) = (tile.count(n), tile);
+            let (tiles, Tile { rows, outputs, .. }) = (n.div_ceil(tile.outputs), tile);
             let each = tiles.div_ceil(processors);
             // The cache gives at a time what half of the processors could take, memory what a quarter of them could.
-            let cached = 2 * tiles * (outputs + rows / tile.members()) / processors;
+            let cached = 2 * tiles * (outputs + rows) / processors;
             let slowest = (each * (outputs + rows)).max(cached).max(4 * n / processors);
             (slowest, each * tile.outputs)
         };
         *sizes.iter().min_by_key(cost).expect("there are some")
-    }
-
-    /// Blocks of threads that bring rows for each other, as `few_hopper.cu` has it.
-    fn members(self) -> usize {
-        if self.rows > few::FEW_PRODUCT_ROWS { 2 } else { 1 }
-    }
-
-    /// Tiles of so many outputs; as many for each member.
-    fn count(self, n: usize) -> usize {
-        n.div_ceil(self.outputs).next_multiple_of(self.members())
     }
 
     /// Bytes of shared memory.
@@ -101,7 +91,7 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
     };
     let few = FewRows {
         maps: [
-            map(operands.x, rows, [STAGE_PANELS / tile.members(), tile.rows])?,
+            map(operands.x, rows, [STAGE_PANELS, tile.rows])?,
             map(operands.weight, n, [STAGE_PANELS, tile.outputs])?,
         ],
         scales: operands.scales,
@@ -113,8 +103,8 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
         panels: panels as i32,
         unused: [0; 3],
     };
-    let blocks = tile.count(n).min(processors / tile.members() * tile.members());
-    let spread = LaunchShape { blocks: (blocks, 1), threads: THREADS, shared: tile.shared() };
+    let spread =
+        LaunchShape { blocks: (n.div_ceil(tile.outputs).min(processors), 1), threads: THREADS, shared: tile.shared() };
     let name = if key.eight { "eight" } else { "half" };
     launch!(device, &format!("linear_few_{name}_{}x{}", tile.rows, tile.outputs), spread, few)
 }
@@ -125,11 +115,10 @@ mod tests {
 
     #[test]
     fn processors_have_about_as_much_to_read_each() {
-        let outputs = |rows, sizes: [usize; 4]| sizes.map(|n| Tile::of(rows, n, 132).outputs);
-        assert_eq!(outputs(1, [4096, 5120, 6144, 28672]), [32, 48, 48, 32]);
-        for rows in [17, 64] {
-            assert_eq!(outputs(rows, [5120, 8192, 14336, 28672]), [48, 64, 112, 112], "{rows} rows");
-        }
+        let outputs = |rows, sizes: [usize; 5]| sizes.map(|n| Tile::of(rows, n, 132).outputs);
+        assert_eq!(outputs(1, [4096, 5120, 6144, 8192, 28672]), [32, 48, 48, 32, 32]);
+        let sizes = [4096, 5120, 8192, 14336, 28672];
+        assert_eq!((outputs(17, sizes), outputs(64, sizes)), ([32, 48, 64, 112, 112], [64, 64, 64, 112, 112]));
         for (rows, held) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)] {
             for n in [1024, 4096, 8192, 128_256] {
                 let tile = Tile::of(rows, n, 132);

@@ -68,25 +68,6 @@ __device__ __forceinline__ void copy_kept_tile(uint32_t to, const TensorMap& map
         "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
         : "memory");
 }
-// The same to both blocks of a cluster of two: to one place, and one barrier, of each.
-__device__ __forceinline__ void copy_shared_tile(uint32_t to, const TensorMap& map, uint32_t barrier, int column, int row, int matrix) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "h"((unsigned short)3)
-        : "memory");
-}
-// Arrives at the barrier that a block of the cluster has in this place.
-__device__ __forceinline__ void arrive_at(uint32_t barrier, int block) {
-    asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
-        "r"(block)
-        : "memory");
-}
-// All threads of a cluster meet, and see what each has written to shared memory.
-__device__ __forceinline__ void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
 // A map will be asked for.
 __device__ __forceinline__ void await_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 // A map that was written to device memory is seen by the copy engine.

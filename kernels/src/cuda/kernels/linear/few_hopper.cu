@@ -102,22 +102,17 @@ template <bool EIGHT, int OUTPUTS> struct Ending {
     }
 };
 
-// Blocks that bring rows for each other: where there are many, the cache would give them to all processors more slowly than memory
-// gives weights.
-template <int ROWS> constexpr int MEMBERS_OF = ROWS > 16 ? 2 : 1;
-
 // Tiles of OUTPUTS outputs of up to ROWS rows; a stage is two panels. Products take 64 rows: those behind ROWS are whatever lies there,
-// and go nowhere. Members have a tile each at a time, beyond the last one, too, and each brings some of a stage's panels of rows to
-// all: a place is written to once all have read theirs.
+// and go nowhere.
 template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinline__ void few(const FewRows& f) {
-    constexpr int MEMBERS = MEMBERS_OF<ROWS>, ROW_PANEL = ROWS * 128, WEIGHT_PANEL = OUTPUTS * 128, BYTES = 2 * (ROW_PANEL + WEIGHT_PANEL);
+    constexpr int ROW_PANEL = ROWS * 128, WEIGHT_PANEL = OUTPUTS * 128, BYTES = 2 * (ROW_PANEL + WEIGHT_PANEL);
     static_assert(ROW_PANEL + 2 * WEIGHT_PANEL >= 64 * 128, "a stage has what 64 rows from its second panel on read");
     static_assert(STAGES <= 32 && STAGES * (BYTES + 16) <= 227 << 10, "a lane makes a stage's barriers, and a processor has room");
     extern __shared__ __align__(1024) unsigned char memory[];
     uint32_t ring = shared_address(memory), full = ring + STAGES * BYTES, empty = full + STAGES * 8;
     int stages = (f.panels + 1) / 2, tiles = (f.n + OUTPUTS - 1) / OUTPUTS, lane = threadIdx.x % 32;
-    int member = blockIdx.x % MEMBERS, tile = blockIdx.x, stage = 0;
-    int rounds = (tiles - (tile - member) + (int)gridDim.x - 1) / (int)gridDim.x, total = rounds * stages, begun = min(total, STAGES);
+    int tile = blockIdx.x, stage = 0;
+    int rounds = (tiles - tile + (int)gridDim.x - 1) / (int)gridDim.x, total = rounds * stages, begun = min(total, STAGES);
     auto load_weights = [&](int slot) {
         expect(full + slot * 8, BYTES);
         copy_tile(ring + slot * BYTES + 2 * ROW_PANEL, f.w, full + slot * 8, 0, tile * OUTPUTS, stage * 2);
@@ -125,7 +120,7 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
     };
     if (threadIdx.x >= 128) {
         if (lane == 0) await_map(f.w), await_map(f.x);
-        if (lane < STAGES) begin_barrier(full + lane * 8, 1), begin_barrier(empty + lane * 8, 4 * MEMBERS);
+        if (lane < STAGES) begin_barrier(full + lane * 8, 1), begin_barrier(empty + lane * 8, 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         show_to_products();
         __syncwarp();
@@ -134,17 +129,11 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
             for (int slot = 0; slot < begun; slot++) load_weights(slot);
         __syncwarp();
     }
-    if constexpr (MEMBERS == 1)
-        __syncthreads();
-    else
-        meet_cluster();
+    __syncthreads();
     if (threadIdx.x >= 128) {
         int row_stage = 0;
         auto load_rows = [&](int slot) {
-            if constexpr (MEMBERS == 1)
-                copy_kept_tile(ring + slot * BYTES, f.x, full + slot * 8, 0, 0, row_stage * 2);
-            else
-                copy_shared_tile(ring + slot * BYTES + member * ROW_PANEL, f.x, full + slot * 8, 0, 0, row_stage * 2 + member);
+            copy_kept_tile(ring + slot * BYTES, f.x, full + slot * 8, 0, 0, row_stage * 2);
             if (++row_stage == stages) row_stage = 0;
         };
         follow();
@@ -159,13 +148,6 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
         }
         __syncwarp();
     } else {
-        auto release = [&](int slot) {
-            if constexpr (MEMBERS == 1) {
-                if (lane == 0) arrive(empty + slot * 8);
-            } else {
-                if (lane < MEMBERS) arrive_at(empty + slot * 8, lane);
-            }
-        };
         follow();
         for (int round = 0, slot = 0, parity = 0; round < rounds; round++, tile += gridDim.x) {
             Ending<EIGHT, OUTPUTS> ending(tile);
@@ -186,37 +168,30 @@ template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinlin
                 products_end();
                 // The stage before is read once the products of this one are under way.
                 products_done<1>();
-                if (at > 0) release(last);
+                if (at > 0 && lane == 0) arrive(empty + last * 8);
                 last = slot;
                 if (++slot == STAGES) slot = 0, parity ^= 1;
             }
             products_done<0>();
             hold(sums);
-            release(last);
+            if (lane == 0) arrive(empty + last * 8);
             ending.store(f, sums);
         }
         __syncwarp();
     }
-    // None goes while others write to its memory.
-    if constexpr (MEMBERS > 1) meet_cluster();
 }
 #else
 template <bool EIGHT, int ROWS, int OUTPUTS, int STAGES> __device__ __forceinline__ void few(const FewRows&) {}
 #endif
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define PAIR __cluster_dims__(2)
-#else
-#define PAIR
-#endif
 #define K extern "C" __global__ void
-#define TILE(TYPE, IS_EIGHT, CLUSTER, ROWS, OUTPUTS, STAGES)                                                     \
-    K __launch_bounds__(THREADS) CLUSTER linear_few_##TYPE##_##ROWS##x##OUTPUTS(const __grid_constant__ FewRows f) { \
+#define TILE(TYPE, IS_EIGHT, ROWS, OUTPUTS, STAGES)                                                              \
+    K __launch_bounds__(THREADS) linear_few_##TYPE##_##ROWS##x##OUTPUTS(const __grid_constant__ FewRows f) { \
         few<IS_EIGHT, ROWS, OUTPUTS, STAGES>(f);                                                                 \
     }
-#define EIGHT_TILE(ROWS, OUTPUTS, STAGES) TILE(eight, true, , ROWS, OUTPUTS, STAGES)
+#define EIGHT_TILE(ROWS, OUTPUTS, STAGES) TILE(eight, true, ROWS, OUTPUTS, STAGES)
 #define BOTH_TILES(ROWS, OUTPUTS, STAGES) \
-    TILE(eight, true, PAIR, ROWS, OUTPUTS, STAGES) TILE(half, false, PAIR, ROWS, OUTPUTS, STAGES)
+    TILE(eight, true, ROWS, OUTPUTS, STAGES) TILE(half, false, ROWS, OUTPUTS, STAGES)
 EIGHT_TILE(8, 32, 22)
 EIGHT_TILE(8, 48, 16)
 EIGHT_TILE(16, 32, 18)
