@@ -10,16 +10,15 @@ use asterism_plan::{Exchange, Input, LocalAttention, Shard};
 use super::command::EncodeWork;
 use crate::messages::EncodeShards;
 
-/// Tokens behind the shards of an order up to which it goes through the linear layers beside others: beyond, what it sees takes longer
-/// than they do.
-const MOST_BEHIND: usize = 32_768;
+/// Keys behind a row that take about as long as it does in linear layers, or less: 27,000 of an 8B model.
+const KEYS_OF_A_ROW: usize = 16_384;
 
 /// How an order's shards attend, for which of them can go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attends {
     /// Behind others of a chain.
     Chained,
-    /// To all before within a shard: as the first of a chain does.
+    /// One shard to all before within it: as the first of a chain does.
     Plainly,
     /// Otherwise.
     Otherwise,
@@ -28,13 +27,16 @@ pub enum Attends {
 impl Attends {
     /// Of an order.
     pub fn of(order: &EncodeShards) -> Self {
-        let plain = |shard: &Shard| {
-            shard.prefix.is_empty() && shard.apart_rows == 0 && shard.attention == LocalAttention::Causal
+        let is_plain = |shard: &Shard| {
+            shard.block == 0
+                && shard.prefix.is_empty()
+                && shard.apart_rows == 0
+                && shard.attention == LocalAttention::Causal
         };
-        match order.shards.iter().all(plain) {
+        match &order.shards[..] {
             _ if is_chain(order) => Self::Chained,
-            true => Self::Plainly,
-            false => Self::Otherwise,
+            [only] if is_plain(only) => Self::Plainly,
+            _ => Self::Otherwise,
         }
     }
 
@@ -49,9 +51,14 @@ pub fn is_chain(order: &EncodeShards) -> bool {
     order.shards.iter().any(|shard| shard.behind > 0)
 }
 
-/// Whether an order could go together with others of its kind: shards of a chain, where one follows the other and not too much is behind.
+/// Whether an order could go together with others: where its shards are of a chain, one follows the other.
 pub fn may_go_together(order: &EncodeShards) -> bool {
-    !is_chain(order) || (follow(&order.shards) && order.shards.iter().all(|shard| shard.behind <= MOST_BEHIND))
+    !is_chain(order) || follow(&order.shards)
+}
+
+/// Rows that go through the layers for an order, and as many again as what stands behind them takes.
+pub fn weight(order: &EncodeShards) -> usize {
+    order.shards.iter().map(|shard| shard.rows() + shard.rows() * shard.behind / KEYS_OF_A_ROW).sum()
 }
 
 fn follow(shards: &[Shard]) -> bool {

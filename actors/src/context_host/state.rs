@@ -346,9 +346,9 @@ impl ContextHostState {
     /// begin together.
     fn admit(&mut self, commands: &mut Vec<ContextHostCommand>) {
         while let Some(order) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
-            let (pack, rows, is_short) = (self.works, rows_of(&order), self.may_share(&order));
+            let (pack, weight, is_short) = (self.works, chain::weight(&order), self.may_share(&order));
             let mut beside = Beside {
-                rows: if is_short { self.pack_rows.saturating_sub(rows) } else { 0 },
+                rows: if is_short { self.pack_rows.saturating_sub(weight) } else { 0 },
                 kind: Attends::of(&order),
             };
             let mut works: Vec<EncodeWork> = self.begin(order, pack, commands).into_iter().collect();
@@ -424,7 +424,7 @@ impl ContextHostState {
 
     /// Whether others could go together with an order.
     fn is_short(&self, order: &EncodeShards) -> bool {
-        rows_of(order) <= self.pack_rows && self.may_share(order)
+        chain::weight(order) <= self.pack_rows && self.may_share(order)
     }
 
     fn is_idle(&self, context: u64) -> bool {
@@ -491,24 +491,19 @@ struct Beside {
 
 impl Beside {
     fn takes(self, order: &EncodeShards) -> bool {
-        rows_of(order) <= self.rows && self.kind.goes_with(Attends::of(order))
+        chain::weight(order) <= self.rows && self.kind.goes_with(Attends::of(order))
     }
 
     /// What may once an order does that it takes.
     fn and(self, order: &EncodeShards) -> Self {
         let kind = if self.kind == Attends::Plainly { Attends::of(order) } else { self.kind };
-        Self { rows: self.rows - rows_of(order), kind }
+        Self { rows: self.rows - chain::weight(order), kind }
     }
 }
 
 /// Whether another host holds the shards of an order.
 fn is_held_elsewhere(order: &EncodeShards) -> bool {
     order.exchange == Exchange::None && !order.peers.is_empty()
-}
-
-/// Rows that go through the layers for an order.
-fn rows_of(order: &EncodeShards) -> usize {
-    order.shards.iter().map(Shard::rows).sum()
 }
 
 fn not_encoded(context: u64, attempt: u32, failure: Failure) -> ContextHostCommand {
@@ -707,7 +702,8 @@ mod tests {
         other.shards[0].attention = LocalAttention::Stripes(Stripes::default());
         let mut long = chained(7, &[1]);
         long.shards[0].behind = 1 << 20;
-        assert!(!chain::may_go_together(&long) && !chain::may_go_together(&chained(4, &[1, 3])));
+        assert!(!host.0.is_short(&long), "two rows that see as much as a hundred");
+        assert!(!chain::may_go_together(&chained(4, &[1, 3])));
         assert_eq!(Attends::of(&other), Attends::Otherwise);
         (1..=2).for_each(|context| drop(host.alone(context, 1, 0)));
         let waits = [chained(3, &[1, 2]), other, order(6, 1, &[0], Exchange::None), chained(8, &[0, 1])];
