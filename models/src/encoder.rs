@@ -93,7 +93,7 @@ pub struct Phase1<'a, B: Backend> {
     pub blocks: usize,
     /// What they pass each other.
     pub exchange: &'a Exchange,
-    /// Of each chain among them, what its shards before these keep.
+    /// Of each chain among them, in their order, what its shards before these keep.
     pub behind: &'a [Earlier<'a, B>],
     /// APB's retaining heads, where the exchange scores by them.
     pub heads: Option<&'a RetainingHeads<B>>,

@@ -413,6 +413,11 @@ impl ContextHostState {
             self.running.get_mut(&work.work).expect("it has just begun").pack = work.work;
             commands.push(ContextHostCommand::Encode(vec![work]));
         }
+        if let Some(pack) = works.first().map(|work| work.work) {
+            for work in works {
+                self.running.get_mut(&work.work).expect("it has just begun").pack = pack;
+            }
+        }
     }
 
     fn may_share(&self, order: &EncodeShards) -> bool {
@@ -724,6 +729,8 @@ mod tests {
             assert!(begun(&mut host, waits).is_empty());
         }
         assert_eq!(passes(&host.encoded(0, 1, 1)), [[(3, vec![0, 2])], [(4, vec![3, 4])]]);
+        let packs: BTreeSet<u64> = host.0.running.values().map(|running| running.pack).collect();
+        assert_eq!(packs.len(), 3, "each goes alone, beside the one that was under way");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Linear layers of an 8B model by rows.
 
 use anyhow::{Result, ensure};
-use asterism_kernels::cuda::CudaLinear;
+use asterism_kernels::cuda::{CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{BlockFormat, HostTensor, Stored};
 
@@ -29,6 +29,43 @@ pub fn run(bench: &Bench) -> Result<()> {
             bench.say("products", &format!("{name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
         }
     }
+    say_choices(bench)
+}
+
+/// Outputs and inputs of an 8B model, and of what one of two GPUs has of 70B.
+const SHAPES: [(&str, usize, usize); 8] = [
+    ("8B qkv", 6144, 4096),
+    ("8B o", 4096, 4096),
+    ("8B gate-up", 28672, 4096),
+    ("8B down", 4096, 14336),
+    ("half of 70B qkv", 5120, 8192),
+    ("half of 70B o", 4096, 8192),
+    ("half of 70B gate-up", 28672, 8192),
+    ("half of 70B down", 4096, 28672),
+];
+/// Others: of all of 70B, and of columns of it.
+const OTHERS: [(&str, usize, usize); 4] = [
+    ("half of 70B o by inputs", 8192, 4096),
+    ("half of 70B down by inputs", 8192, 14336),
+    ("70B o", 8192, 8192),
+    ("8B head", 128_256, 4096),
+];
+
+/// Seconds of a product by weights that take turns, with something added or not.
+fn seconds(bench: &Bench, x: &Tensor, weights: &[CudaLinear], added: Option<&Tensor>) -> Result<f64> {
+    bench.time(200, |turn| {
+        let weight = &weights[turn % weights.len()];
+        bench.gpu.products().linear(bench.device(), x, weight, added.cloned()).map(drop)?;
+        Ok(())
+    })
+}
+
+/// As many weights as no cache holds, of so many bytes each.
+fn copies(bytes: usize) -> usize {
+    (200 << 20) / bytes + 1
+}
+
+fn say_choices(bench: &Bench) -> Result<()> {
     for choice in bench.gpu.products().choices() {
         bench.say("algorithm", &format!("{choice:?}").replace('"', ""), 0.0, "")?;
     }
@@ -37,34 +74,17 @@ pub fn run(bench: &Bench) -> Result<()> {
 
 /// Products of few rows by weights in 8-bit floats, beside those in bf16.
 pub fn eight(bench: &Bench) -> Result<()> {
-    let shapes = [
-        ("8B qkv", 6144, 4096),
-        ("8B o", 4096, 4096),
-        ("8B gate-up", 28672, 4096),
-        ("8B down", 4096, 14336),
-        ("half of 70B qkv", 5120, 8192),
-        ("half of 70B o", 4096, 8192),
-        ("half of 70B gate-up", 28672, 8192),
-        ("half of 70B down", 4096, 28672),
-    ];
-    for (name, n, k) in shapes {
+    for (name, n, k) in SHAPES {
         let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
-        let copies = (200 << 20) / (n * k) + 1;
-        let plain = (0..copies.min(COPIES)).map(weight).collect::<Result<Vec<_>>>()?;
-        let eight =
-            (0..copies).map(|seed| Ok(weight(seed)?.in_eight_bits(bench.device())?)).collect::<Result<Vec<_>>>()?;
-        let all = bench.random(&[64, k], 9, 1.0)?;
-        let residual = bench.random(&[64, n], 9, 1.0)?;
+        let plain = (0..copies(2 * n * k)).map(weight).collect::<Result<Vec<_>>>()?;
+        let in_eight = |seed| Ok(weight(seed)?.in_eight_bits(bench.device())?);
+        let eight = (0..copies(n * k)).map(in_eight).collect::<Result<Vec<_>>>()?;
+        let (all, residual) = (bench.random(&[64, k], 9, 1.0)?, bench.random(&[64, n], 9, 1.0)?);
         for rows in [1, 8, 16, 32, 64] {
             let (x, residual) = (all.rows(0, rows)?, residual.rows(0, rows)?);
-            let timed = |weights: &[CudaLinear], added: bool| {
-                bench.time(200, |turn| {
-                    let (weight, residual) = (&weights[turn % weights.len()], added.then(|| residual.clone()));
-                    bench.gpu.products().linear(bench.device(), &x, weight, residual).map(drop)?;
-                    Ok(())
-                })
-            };
-            let (beside, seconds, added) = (timed(&plain, false)?, timed(&eight, false)?, timed(&eight, true)?);
+            let timed = |weights: &[CudaLinear], added| seconds(bench, &x, weights, added);
+            let (beside, seconds, added) =
+                (timed(&plain, None)?, timed(&eight, None)?, timed(&eight, Some(&residual))?);
             let rate = (n * k) as f64 / seconds / 1e12;
             let figure = format!(
                 "{rate:.2} TB/s, {:.2} of bf16's {:.1} us; added {:.1}",
@@ -75,44 +95,20 @@ pub fn eight(bench: &Bench) -> Result<()> {
             bench.say("eight", &format!("{name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
         }
     }
-    for choice in bench.gpu.products().choices() {
-        bench.say("algorithm", &format!("{choice:?}").replace('"', ""), 0.0, "")?;
-    }
-    Ok(())
+    say_choices(bench)
 }
 
 /// Products of few rows by weights in bf16, and who multiplies.
 pub fn half(bench: &Bench) -> Result<()> {
-    let shapes = [
-        ("8B qkv", 6144, 4096),
-        ("8B o", 4096, 4096),
-        ("8B gate-up", 28672, 4096),
-        ("8B down", 4096, 14336),
-        ("half of 70B qkv", 5120, 8192),
-        ("half of 70B o", 8192, 4096),
-        ("half of 70B gate-up", 28672, 8192),
-        ("half of 70B down", 8192, 14336),
-        ("70B o", 8192, 8192),
-        ("70B down", 4096, 28672),
-        ("8B head", 128_256, 4096),
-    ];
-    for (name, n, k) in shapes {
-        // None is found in the cache.
-        let copies = (200 << 20) / (2 * n * k) + 1;
+    for (name, n, k) in SHAPES.into_iter().chain(OTHERS) {
         let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
-        let weights = (0..copies).map(weight).collect::<Result<Vec<_>>>()?;
+        let weights = (0..copies(2 * n * k)).map(weight).collect::<Result<Vec<_>>>()?;
         check(bench, &weights[0], n, k)?;
         let (all, residuals) = (bench.random(&[65, k], 9, 1.0)?, bench.random(&[65, n], 9, 1.0)?);
         for rows in [1, 16, 17, 32, 33, 64, 65] {
             let (x, residual) = (all.rows(0, rows)?, residuals.rows(0, rows)?);
-            let timed = |added: bool| {
-                bench.time(200, |turn| {
-                    let (weight, residual) = (&weights[turn % copies], added.then(|| residual.clone()));
-                    bench.gpu.products().linear(bench.device(), &x, weight, residual).map(drop)?;
-                    Ok(())
-                })
-            };
-            let (seconds, added) = (timed(false)?, timed(true)?);
+            let added = seconds(bench, &x, &weights, Some(&residual))?;
+            let seconds = seconds(bench, &x, &weights, None)?;
             let choices = bench.gpu.products().choices();
             let of_shape = choices.iter().filter(|choice| (choice.n, choice.k) == (n, k) && rows <= choice.rows);
             let class = of_shape.clone().map(|choice| choice.rows).min();
@@ -134,7 +130,7 @@ pub fn half(bench: &Bench) -> Result<()> {
 /// Products of few rows by weights in blocks, beside those in bf16.
 pub fn blocks(bench: &Bench) -> Result<()> {
     for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {
-        let copies = (200 << 20) / (n * k / 2) + 1;
+        let copies = copies(n * k / 2);
         let weight = |seed: usize| Ok(CudaLinear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
         let plain = (0..copies.min(COPIES)).map(weight).collect::<Result<Vec<_>>>()?;
         let all = bench.random(&[64, k], 9, 1.0)?;

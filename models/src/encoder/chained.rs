@@ -25,11 +25,14 @@ impl<B: Backend> Layer<'_, B> {
     ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
         let mut seen = None;
+        let mut chains = self.phase.behind.iter().peekable();
         let mut outputs = Vec::with_capacity(self.passes.len());
         for (at, pass) in self.passes.iter().enumerate() {
-            let earlier = self.phase.behind.iter().find(|chain| chain.before == at);
-            if earlier.is_some() || pass.shard.behind == 0 {
-                seen = self.seen_before(earlier.map_or(&[], |chain| chain.shards), at)?;
+            if let Some(chain) = chains.next_if(|chain| chain.before == at) {
+                let end = chains.peek().map_or(self.passes.len(), |next| next.before);
+                seen = self.seen_before(chain.shards, &self.passes[at..end])?;
+            } else if pass.shard.behind == 0 {
+                seen = None;
             }
             let (behind, rows) = (seen.as_ref().map_or(0, |kv| backend.kv_len(kv)), pass.shard.rows());
             if behind != pass.shard.behind {
@@ -54,13 +57,15 @@ impl<B: Backend> Layer<'_, B> {
         Ok(outputs)
     }
 
-    /// Keys of these shards of a chain in one cache, with room for those of its passes from this one on; none of none.
-    fn seen_before(&self, earlier: &[Arc<EncodedShard<B>>], from: usize) -> Result<Option<B::Kv>, ModelError> {
+    /// Keys of these shards of a chain in one cache, with room for those of its passes; none of none.
+    fn seen_before(
+        &self,
+        earlier: &[Arc<EncodedShard<B>>],
+        passes: &[Pass<'_, B>],
+    ) -> Result<Option<B::Kv>, ModelError> {
         let mut kept = earlier.iter().map(|shard| &shard.layers[self.index]);
         let Some(first) = kept.next() else { return Ok(None) };
-        let is_other = |at: usize| self.phase.behind.iter().any(|chain| chain.before == at);
-        let own = (from..self.passes.len()).take_while(|at| *at == from || !is_other(*at));
-        let rows = own.map(|at| self.passes[at].shard.rows()).sum();
+        let rows = passes.iter().map(|pass| pass.shard.rows()).sum();
         Ok(Some(self.backend().kv_joined(first, &kept.collect::<Vec<_>>(), rows)?))
     }
 
