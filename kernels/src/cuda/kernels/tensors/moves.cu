@@ -212,9 +212,9 @@ K merge_outputs_f32(const float* const* p, const MergedRow* r, float* out, int q
     merge_packed<float, false>(p, r, out, query, dim);
 }
 
-// Words that came as an argument.
+// Words that came as an argument: tables among them, which attention reads before it waits.
 K put(unsigned* to, const __grid_constant__ Carried from, int count) {
-    follow();
+    follow_and_finish();
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from.words[i];
 }
 
