@@ -177,7 +177,12 @@ impl Tiled {
 
     /// The same, with partials of its pieces to write.
     pub fn in_pieces(self, pieces: &Pieces) -> Self {
-        Self { out: pieces.outputs, lse: pieces.maxima, sums: pieces.sums, ..self }
+        Self { out: pieces.outputs, lse: pieces.maxima, sums: pieces.sums, out_row: 0, ..self }
+    }
+
+    /// The same of one piece, with a place for each row's outputs, for its log-sum-exps unless 0, and elements from row to row.
+    pub fn placed(self, [out, lse]: [u64; 2], row: i64) -> Self {
+        Self { out, lse, out_row: row, ..self }
     }
 
     /// Rows of the tiles that it is computed in: by query heads that share a KV head, times rows.

@@ -193,7 +193,8 @@ impl Device {
         let kept_as = owns.first().map_or(KvFormat::Computed, |run| run.kept());
         let of_queries = if kept_as == KvFormat::Q8 { DType::F32 } else { DType::Bf16 };
         let q = self.empty(&[count, heads.query * heads.dim], of_queries)?;
-        let (calls, of_ask) = self.calls_of(heads, &q, asks, &slots)?;
+        let places = !are_few(merging, asks.len()) && self.places_results(kept_as);
+        let (calls, of_ask) = self.calls_of((heads, places), &q, asks, &slots)?;
         let bytes = calls.iter().map(|call| call.bytes(heads)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
         if bytes[0] > HELD {
             return Ok(None);
@@ -226,10 +227,10 @@ impl Device {
         Ok(Some(Laid { heads, table, few, maps, places, q, round, layout, merging, slots, _held: held }))
     }
 
-    /// The calls of all asks, and the ask of each.
+    /// The calls of all asks, whose results go to their place where they can, and the ask of each.
     fn calls_of(
         &self,
-        heads: Heads,
+        (heads, places): (Heads, bool),
         q: &Tensor,
         asks: &[LaidAsk<'_>],
         slots: &TreeSlots,
@@ -241,17 +242,22 @@ impl Device {
             let (q, keys) = (view.part(ask.rows.start, ask.rows.end), kv.keys(0, ask.keys));
             let asked = AskedRows { q, keys, mask: ask.mask, place: ResultAddress::packed(heads, out) };
             // Where the keys of a layer are is kept elsewhere.
-            calls.extend(asked.calls(Reach::Addresses));
+            calls.extend(asked.calls(Reach::Addresses, places));
             of_ask.resize(calls.len(), number);
         }
         Ok((calls, of_ask))
     }
 }
 
+/// Whether all rows are of few of so many asks each.
+fn are_few(merging: &Merging, asks: usize) -> bool {
+    let few = |inputs: &Vec<usize>| inputs.len() <= INPUTS && inputs.iter().all(|slot| *slot < asks);
+    merging.levels.iter().all(Vec::is_empty) && merging.tops.iter().all(few)
+}
+
 /// Rows of few calls each, all of which the step asks, in the order of the results.
 fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mut Table) -> Option<LaidMerging> {
-    let few = |inputs: &Vec<usize>| inputs.len() <= INPUTS && inputs.iter().all(|slot| *slot < asks.len());
-    if !merging.levels.iter().all(Vec::is_empty) || !merging.tops.iter().all(few) {
+    if !are_few(merging, asks.len()) {
         return None;
     }
     let first_call = |ask: &usize| of_ask.partition_point(|of| of < ask);

@@ -66,7 +66,12 @@ pub(super) struct RoundCall {
     reach: Reach,
     pieces: usize,
     place: ResultAddress,
+    /// Whether its results go to their place without partials.
+    is_placed: bool,
 }
+
+/// Keys of a call up to which the kernels for Hopper put its results where they belong: those of half a piece.
+const PLACED_KEYS: usize = PIECE / 2;
 
 /// Calls whose partials are held together.
 #[derive(Default)]
@@ -99,9 +104,10 @@ impl Device {
         let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
         let (least, most_asked) = asked.size_hint();
         let mut calls = Vec::with_capacity(most_asked.unwrap_or(least));
+        let places = self.places_results(kept);
         for asked in asked {
             let reach = self.reach(asked.keys)?;
-            for call in asked.calls(reach) {
+            for call in asked.calls(reach, places) {
                 let [outputs, statistics] = call.bytes(heads);
                 if held[0] > 0 && held[0] + outputs > HELD {
                     rounds.push(std::mem::take(&mut calls));
@@ -117,6 +123,11 @@ impl Device {
         let at = [memory[0].pointer, memory[1].pointer];
         let tilings = self.tilings(heads.dim, kept);
         Ok((rounds.into_iter().map(|calls| Round::of((heads, kept), calls, at, &tilings)).collect(), memory))
+    }
+
+    /// Whether the kernels for keys that are kept so put the results of calls of few keys where they belong.
+    pub(super) fn places_results(&self, kept: KvFormat) -> bool {
+        self.is_hopper() && kept == KvFormat::Computed
     }
 
     pub(super) fn attend_round(
@@ -154,9 +165,12 @@ impl Device {
         places: &RoundLayout,
         sent: &Sent,
     ) -> Result<(), KernelError> {
+        if round.combinations.is_empty() {
+            return Ok(());
+        }
         let [packed, pieces] = round.most_of_a_call();
         let (depth, spread) = combining(pieces, packed);
-        let spread = LaunchShape { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
+        let spread = LaunchShape { blocks: (round.combinations.len() * spread.blocks.0, kv), ..spread };
         let (list, packed, group) = (places.combinations, packed as i32, (query / kv) as i32);
         match sent {
             Sent::Carried(table) => {
@@ -173,21 +187,28 @@ impl Device {
 }
 
 impl<'a> AskedRows<'a> {
-    pub fn calls(self, reach: Reach) -> impl Iterator<Item = RoundCall> + 'a {
+    /// Its rows in calls, whose results go to their place without partials where the kernels do that and there are few keys.
+    pub fn calls(self, reach: Reach, places: bool) -> impl Iterator<Item = RoundCall> + 'a {
         let Self { q, keys, mask, place } = self;
         let (count, rows) = (keys.tokens(), q.shape()[1]);
+        let is_placed = places && count <= PLACED_KEYS;
         (0..rows).step_by(CHUNK).map(move |first| RoundCall {
             asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
             reach,
             pieces: count.div_ceil(PIECE).max(1),
             place: place.after(first),
+            is_placed,
         })
     }
 }
 
 impl RoundCall {
+    /// Of partials.
     pub fn bytes(&self, heads: Heads) -> [usize; 2] {
-        Pieces::bytes(heads.kv, self.pieces, self.asking.packed(), heads.dim)
+        match self.is_placed {
+            true => [0; 2],
+            false => Pieces::bytes(heads.kv, self.pieces, self.asking.packed(), heads.dim),
+        }
     }
 }
 
@@ -210,6 +231,11 @@ impl Round {
             for piece in 0..call.pieces as i32 {
                 let item = |tile| Item { call: number, tile, piece, pieces: call.pieces as i32 };
                 round.items[which].extend((0..tiles as i32).map(item));
+            }
+            let ResultAddress { out, lse, row } = call.place;
+            if call.is_placed {
+                round.calls.push((call.asking.placed([out, lse], row), call.reach));
+                continue;
             }
             round.calls.push((call.asking.in_pieces(&pieces), call.reach));
             round.combinations.push(PlacedCombination { pieces, place: call.place });

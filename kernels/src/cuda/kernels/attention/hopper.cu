@@ -84,8 +84,24 @@ __device__ __forceinline__ void hide(float (&scores)[KEYS / 2], const Sight* sig
     }
 }
 
-// A warp's rows to the partials of its piece.
+// A warp's rows of a call of one piece to where `combine` would put them, by its arithmetic.
+template <int D> __device__ __forceinline__ void place(const Attention& a, const Running<D>& part, int first_row) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first_row + lane / 4 + r * 8, token = row / a.group, head = blockIdx.y * a.group + row - token * a.group;
+        if (token >= a.rows) continue;
+        float sum = part.sum[r];
+        float* to = (float*)a.out + token * a.out_row + head * D + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            for (int i = 0; i < 2; i++) to[n * 8 + i] = sum > 0 ? part.out[n * 4 + r * 2 + i] / sum : 0.f;
+        if (lane % 4 == 0 && a.lse) a.lse[token * a.out_row + head] = sum > 0 ? __fmaf_rn(part.max[r], LN2, logf(sum)) : -INFINITY;
+    }
+}
+// A warp's rows to the partials of its piece, or to their place.
 template <int D> __device__ __forceinline__ void store(const Attention& a, const Running<D>& part, int first_row, const Item& item) {
+    if (a.out_row != 0) return place<D>(a, part, first_row);
     int lane = threadIdx.x % 32;
     size_t base = first_partial(a, item);
 #pragma unroll

@@ -4,8 +4,10 @@
 
 struct Attention {
     const bf16 *q, *k, *v;
-    void* out;  // Whole: rows in `out_type`; pieces: f32 partials (kv head, piece, packed rows, D)
-    float *lse, *sums;  // Whole: natural log-sum-exp (query heads, rows); pieces: maxima (base 2) and sums
+    // Whole: rows in `out_type`; pieces: f32 partials (kv head, piece, packed rows, D); one piece that is placed at once: packed rows,
+    // `out_row` elements from each to the next, which is 0 for partials
+    void* out;
+    float *lse, *sums;  // Whole and placed: natural log-sum-exp (query heads, rows); pieces: maxima (base 2) and sums
     long long q_head, q_row, kv_head, kv_row, out_head, out_row, lse_head;
     Mask mask;
     int group, rows, out_is_bf16;

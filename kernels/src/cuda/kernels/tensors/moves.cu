@@ -161,27 +161,35 @@ struct MergedRow {
 };
 template <class T, bool PACKED>
 __device__ void merge_packed(const float* const* partials, const MergedRow* rows, T* out, int query, int dim) {
-    extern __shared__ float weights[];
+    constexpr int AHEAD = 16;  // elements that a thread has on their way
     const MergedRow r = rows[blockIdx.x];
+    extern __shared__ float weights[];
     int head = blockIdx.y;
     size_t stride = (size_t)query * (dim + 1), start = r.at * stride;
     for (int i = threadIdx.x; i < r.count; i += blockDim.x)
         weights[i] = partials[r.first + i][start + query * dim + head];
     __syncthreads();
     float max = -INFINITY, sum = 0;
-    for (int i = 0; i < r.count; i++) max = fmaxf(max, weights[i]);
+    for (int i = threadIdx.x % 32; i < r.count; i += 32) max = fmaxf(max, weights[i]);
+    max = warp_max(max);
     __syncthreads();
     for (int i = threadIdx.x; i < r.count; i += blockDim.x)
         weights[i] = weights[i] == -INFINITY ? 0.f : expf(weights[i] - max);
     __syncthreads();
+#pragma unroll 8
     for (int i = 0; i < r.count; i++) sum += weights[i];
     float inverse = sum == 0 ? 0.f : 1.f / sum;
     T* to = out + r.to * (PACKED ? stride : (size_t)query * dim);
     for (int at = threadIdx.x; at < dim; at += blockDim.x) {
-        float total = 0;
-#pragma unroll 8
-        for (int i = 0; i < r.count; i++)
-            total = fmaf(partials[r.first + i][start + head * dim + at], weights[i] * inverse, total);
+        float total = 0, held[AHEAD];
+        for (int i = 0; i < r.count; i += AHEAD) {
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i + j < r.count) held[j] = partials[r.first + i + j][start + head * dim + at];
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i + j < r.count) total = fmaf(held[j], weights[i + j] * inverse, total);
+        }
         to[head * dim + at] = narrow<T>(total);
     }
     if (PACKED && threadIdx.x == 0) to[query * dim + head] = narrow<T>(max == -INFINITY ? max : max + logf(sum));
