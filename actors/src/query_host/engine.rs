@@ -297,6 +297,10 @@ impl<B: Backend> Engine<B> {
             ends => ends?,
         };
         self.crowded = 0;
+        // Who waits for no token would take what a queue holds for done.
+        if !tokens.contains(&true) {
+            self.model.decoder.backend().mark()?()?;
+        }
         self.logits(chosen, ends, &tokens)
     }
 
