@@ -33,7 +33,7 @@ REQUEST_TIMEOUT = 1800.0
 def text(tokens, seed):
     """About so many tokens."""
     draw = random.Random(seed)
-    return f"Part {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.8)))
+    return f"Part {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.69)))
 
 
 class Asked:
