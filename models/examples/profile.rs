@@ -1,7 +1,7 @@
 //! Where the time of a prefill and of decoding goes, operation by operation: a backend that times another one.
 //!
 //!     cargo run --release -p asterism-models --example profile -- [--tokens 8192] [--decode 16] [--repeat 3]
-//!         [--dtype f32|bf16] [--threads 2] [--model DIR | --shape NAME] [--jobs 1,16] [--kept q8]
+//!         [--dtype f32|bf16] [--threads 2] [--kernels avx2] [--model DIR | --shape NAME] [--jobs 1,16] [--kept q8]
 //!
 //! With `--jobs`, the steps of one job and of so many are timed in turn, each with keys of its own. The prompt is that of
 //! asterism-7m/transformers_bench.py. With `--shape`, weights are random, of a well-known shape, and so are keys: nothing is encoded,
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
     AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, Cpu, CpuOptions, DType, ElementwiseOps, HeadOps,
-    Heads, HostTensor, KernelError, KeySets, KvFormat, KvOps, KvType, LinearOps, Mask, Partial, Rotary, SelectionOps,
-    Selector, Sparse, TensorOps, WireOps, WorkQueue,
+    Heads, HostTensor, KernelChoice, KernelError, KeySets, KvFormat, KvOps, KvType, LinearOps, Mask, Partial, Rotary,
+    SelectionOps, Selector, Sparse, TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, Sampler, Sampling, StepPart,
@@ -428,7 +428,10 @@ struct Arguments {
     shape: Option<KnownShape>,
     jobs: Vec<usize>,
     kept: KvFormat,
+    kernels: KernelChoice,
 }
+
+const USAGE: &str = "options: --tokens N --decode N --repeat N --dtype f32|bf16 --threads N --kernels NAME --model DIR --shape NAME --jobs 1,16 --kept q8";
 
 impl Arguments {
     fn parse() -> Result<Self> {
@@ -442,10 +445,11 @@ impl Arguments {
             shape: None,
             jobs: Vec::new(),
             kept: KvFormat::Computed,
+            kernels: KernelChoice::Auto,
         };
         let mut given = std::env::args().skip(1);
         while let Some(name) = given.next() {
-            let value = given.next().with_context(|| format!("{name} needs a value"))?;
+            let value = given.next().with_context(|| format!("{name} needs a value; {USAGE}"))?;
             match name.as_str() {
                 "--tokens" => parsed.tokens = value.parse()?,
                 "--decode" => parsed.decode = value.parse()?,
@@ -455,15 +459,17 @@ impl Arguments {
                 "--dtype" if value == "bf16" => parsed.dtype = DType::Bf16,
                 "--jobs" => parsed.jobs = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
                 "--kept" if value == "q8" => parsed.kept = KvFormat::Q8,
+                "--kernels" => parsed.kernels = value.parse()?,
                 "--shape" => parsed.shape = Some(value.parse().map_err(anyhow::Error::msg)?),
                 "--model" => parsed.model = Some(value.into()),
-                _ => bail!("{name} {value} is not an option"),
+                _ => bail!("{name} {value} is not an option; {USAGE}"),
             }
         }
         Ok(parsed)
     }
 
     fn options(&self) -> CpuOptions {
-        CpuOptions { dtype: self.dtype, kept: self.kept, threads: Some(self.threads), ..CpuOptions::default() }
+        let Self { dtype, kept, kernels, .. } = *self;
+        CpuOptions { dtype, kept, kernels, threads: Some(self.threads), ..CpuOptions::default() }
     }
 }
