@@ -470,6 +470,6 @@ impl Arguments {
 
     fn options(&self) -> CpuOptions {
         let Self { dtype, kept, kernels, .. } = *self;
-        CpuOptions { dtype, kept, kernels, threads: Some(self.threads), ..CpuOptions::default() }
+        CpuOptions { dtype, kept, kernels, threads: Some(self.threads) }
     }
 }
