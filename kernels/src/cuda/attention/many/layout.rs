@@ -193,7 +193,8 @@ impl Device {
         let kept_as = owns.first().map_or(KvFormat::Computed, |run| run.kept());
         let of_queries = if kept_as == KvFormat::Q8 { DType::F32 } else { DType::Bf16 };
         let q = self.empty(&[count, heads.query * heads.dim], of_queries)?;
-        let places = !are_few(merging, asks.len()) && self.places_results(kept_as);
+        let few_calls = are_few(merging, asks.len());
+        let places = !few_calls && self.places_results(kept_as);
         let (calls, of_ask) = self.calls_of((heads, places), &q, asks, &slots)?;
         let bytes = calls.iter().map(|call| call.bytes(heads)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
         if bytes[0] > HELD {
@@ -213,9 +214,9 @@ impl Device {
         };
         let laid = table.push(&laid);
         let layout = round.lay_behind(laid, &mut table);
-        let merging = match at_once(merging, asks, &of_ask, &mut table) {
-            Some(merging) => merging,
-            None => level_by_level(merging, &mut slots, &mut table),
+        let merging = match few_calls {
+            true => at_once(merging, asks, &of_ask, &mut table),
+            false => level_by_level(merging, &mut slots, &mut table),
         };
         let maps = table.push(&maps);
         let rows = owns.iter().flat_map(|run| (0..run.rows()).map(move |row| (run, row)));
@@ -256,10 +257,7 @@ fn are_few(merging: &Merging, asks: usize) -> bool {
 }
 
 /// Rows of few calls each, all of which the step asks, in the order of the results.
-fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mut Table) -> Option<LaidMerging> {
-    if !are_few(merging, asks.len()) {
-        return None;
-    }
+fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mut Table) -> LaidMerging {
     let first_call = |ask: &usize| of_ask.partition_point(|of| of < ask);
     let (mut rows, mut calls) = (Vec::new(), Vec::<i32>::new());
     for inputs in &merging.tops {
@@ -270,7 +268,7 @@ fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mu
             rows.push(TopRow { first, count, row: (row % CHUNK) as i32, to: rows.len() as i32 });
         }
     }
-    Some(LaidMerging::AtOnce(rows.len(), [table.push(&rows), table.push(&calls)]))
+    LaidMerging::AtOnce(rows.len(), [table.push(&rows), table.push(&calls)])
 }
 
 fn level_by_level(merging: &Merging, slots: &mut TreeSlots, table: &mut Table) -> LaidMerging {

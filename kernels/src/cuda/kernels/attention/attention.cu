@@ -159,7 +159,7 @@ __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, 
                     for (int i = 0; i < 2; i++) part.out[n][r * 2 + i] *= own;
             }
             float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
-            if (lane % 4 == 0) *lse = part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
+            if (lane % 4 == 0) *lse = log_sum_exp(part.max[r], part.sum[r]);
             size_t at = head * a.out_head + token * a.out_row + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ Pack<float, V> combine_pieces(const Pieces& p, const 
             for (int j = 0; j < V; j++) out.x[j] = __fmaf_rn(held[i].x[j], by, out.x[j]);
         }
     }
-    lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
+    lse = log_sum_exp(max, sum);
 #pragma unroll
     for (int j = 0; j < V; j++) out.x[j] = sum > 0 ? out.x[j] / sum : 0.f;
     return out;

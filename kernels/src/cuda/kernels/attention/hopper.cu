@@ -96,7 +96,7 @@ template <int D> __device__ __forceinline__ void place(const Attention& a, const
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
             for (int i = 0; i < 2; i++) to[n * 8 + i] = sum > 0 ? part.out[n * 4 + r * 2 + i] / sum : 0.f;
-        if (lane % 4 == 0 && a.lse) a.lse[token * a.out_row + head] = sum > 0 ? __fmaf_rn(part.max[r], LN2, logf(sum)) : -INFINITY;
+        if (lane % 4 == 0 && a.lse) a.lse[token * a.out_row + head] = log_sum_exp(part.max[r], sum);
     }
 }
 // A warp's rows to the partials of its piece, or to their place.

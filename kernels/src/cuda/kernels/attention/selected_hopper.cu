@@ -92,7 +92,7 @@ template <int D> __device__ __forceinline__ void attend(const Selected& a) {
         if (row >= end) continue;
         float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
         size_t at = (size_t)head * a.tokens + row;
-        if (lane % 4 == 0) a.lse[at] = part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
+        if (lane % 4 == 0) a.lse[at] = log_sum_exp(part.max[r], part.sum[r]);
         if (lane % 4 == 0 && a.maxima) a.maxima[at] = part.max[r] * LN2;
         float* to = a.out + head * a.out_head + row * a.out_row + lane % 4 * 2;
 #pragma unroll
