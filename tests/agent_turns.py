@@ -24,16 +24,9 @@ import sys
 import tempfile
 import time
 
-from clusters import Cluster
+from clusters import Cluster, text
 
-WORDS = "the harbour lantern road whale river stone garden letter winter market bridge story number captain island".split()
 REQUEST_TIMEOUT = 1800.0
-
-
-def text(tokens, seed):
-    """About so many tokens."""
-    draw = random.Random(seed)
-    return f"Part {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.69)))
 
 
 class Asked:
@@ -121,14 +114,14 @@ def turns(given, server, keys, kill):
     host, _, port = server.rpartition(":")
     address, draw = (host, int(port)), random.Random(7)
     least, most = (int(tokens) for tokens in given.append.split(","))
-    messages, failed, compares = [{"role": "system", "content": text(given.tokens, "history")}], [], len(keys) > given.turns
+    messages, failed, compares = [{"role": "system", "content": text(given.tokens, "Part history")}], [], len(keys) > given.turns
     body = {"max_tokens": given.answer, "ignore_eos": True, "attention": given.method}
     if given.cache_key:
         body["prompt_cache_key"] = given.cache_key
     print(f"{'turn':>4} {'prompt':>8} {'held':>8} {'first s':>8} {'last s':>8}   nothing held: {'first s':>8} {'last s':>8}  same")
     for turn in range(1, given.turns + 1):
         killed = kill() if turn == (given.turns + 1) // 2 and not given.keep_hosts else None
-        messages.append({"role": "user", "content": text(draw.randint(least, most), f"turn {turn}") + " What is next?"})
+        messages.append({"role": "user", "content": text(draw.randint(least, most), f"Part turn {turn}") + " What is next?"})
         asked = Asked(address, keys[0] if keys else None, {**body, "messages": messages})
         line = f"{turn:>4} {asked.prompt:>8} {asked.cached:>8} {asked.first:>8.3f} {asked.last:>8.3f}"
         if compares and (turn % given.compare == 0 or killed):

@@ -14,23 +14,15 @@ import argparse
 import http.client
 import json
 import pathlib
-import random
 import sys
 import tempfile
 import threading
 import time
 
-from clusters import Cluster
+from clusters import Cluster, text
 
-WORDS = "the harbour lantern road whale river stone garden letter winter market bridge story number captain island".split()
 # Longest wait of one request, and growth of the supervisor's memory from the first third of the run to the last.
 REQUEST_TIMEOUT, GROWTH_MIB = 600.0, 64.0
-
-
-def document(tokens, seed):
-    """Text of about so many tokens, of the model that the program brings, that no other seed begins alike."""
-    draw = random.Random(seed)
-    return f"Document {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.7)))
 
 
 class Load:
@@ -88,7 +80,7 @@ def client(load, number, tokens, answer):
     while load.goes_on():
         beside, count = load.long_runs.is_set(), count + 1
         try:
-            told = load.ask(document(tokens, f"{number}-{count}"), answer)
+            told = load.ask(text(tokens, f"Document {number}-{count}"), answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             with load.lock:
                 load.failed.append(f"{type(error).__name__}: {error}")
@@ -115,7 +107,7 @@ def long(load, tokens, times):
         count += 1
         load.long_runs.set()
         try:
-            told = load.ask(document(tokens, f"long-{count}"), 16)
+            told = load.ask(text(tokens, f"Document long-{count}"), 16)
         except (OSError, http.client.HTTPException, ValueError) as error:
             with load.lock:
                 load.failed.append(f"long {type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ standard library alone."""
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import venv
@@ -25,6 +26,15 @@ name = "local"
 address = "127.0.0.1"
 """
 HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n{lines}'
+WORDS = "the harbour lantern road whale river stone garden letter winter market bridge story number captain island".split()
+# Words of these that are a token of the model that the program brings.
+WORDS_OF_A_TOKEN = 0.7
+
+
+def text(tokens, beginning):
+    """About so many tokens, of the model that the program brings, that no other beginning begins alike."""
+    draw = random.Random(beginning)
+    return f"{beginning}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * WORDS_OF_A_TOKEN)))
 
 
 def skipped(why):

@@ -431,7 +431,8 @@ struct Arguments {
     kernels: KernelChoice,
 }
 
-const USAGE: &str = "options: --tokens N --decode N --repeat N --dtype f32|bf16 --threads N --kernels NAME --model DIR --shape NAME --jobs 1,16 --kept q8";
+const USAGE: &str = "options: --tokens N --decode N --repeat N --dtype f32|bf16 --threads N --kernels NAME \
+                     --model DIR --shape NAME --jobs 1,16 --kept q8";
 
 impl Arguments {
     fn parse() -> Result<Self> {
