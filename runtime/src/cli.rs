@@ -124,7 +124,7 @@ pub fn main() -> ExitCode {
 
 fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
     match verb {
-        Verb::Init(args) => config::init(&args),
+        Verb::Init(args) => config::init(globals, &args),
         Verb::Validate => config::validate(globals),
         Verb::Up(args) => cluster::up(globals, &args),
         Verb::Down(args) => cluster::down(globals, &args),

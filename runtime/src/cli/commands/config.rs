@@ -14,12 +14,13 @@ use crate::{
     api::admin::{Applied, ApplyConfig},
     cli::{
         checks,
+        commands::model::opened,
         output::{self, Table},
     },
     client::Client,
     cluster::{
         Cluster, Host,
-        file::{ClusterFile, DType, Devices, Role, changes::Change},
+        file::{ClusterFile, DType, Device, Devices, Role, changes::Change},
         sample::SAMPLE,
     },
     data_dir,
@@ -91,6 +92,12 @@ pub struct InitArgs {
     /// Context hosts on this machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub hosts: u16,
+    /// The model that answers: a Hugging Face folder, a GGUF file, or ORG/NAME of the hub's cache [default: the embedded one]
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// What hosts compute on: cpu, or cuda:0 for the first GPU
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
+    pub device: Device,
 }
 
 /// `asterism config`
@@ -117,17 +124,42 @@ pub struct ApplyArgs {
 }
 
 /// Prints a cluster file.
-pub fn init(args: &InitArgs) -> Result<Exit, CliError> {
-    output::print(&sample(args.hosts))?;
+pub fn init(globals: &Globals, args: &InitArgs) -> Result<Exit, CliError> {
+    let model = args.model.as_deref().map(model_entry).transpose()?;
+    output::print(&sample(args.hosts, model.as_deref(), args.device))?;
+    if model.is_some() {
+        globals.note(format_args!(
+            "written to cluster.toml, `asterism up` starts it, and `asterism plan --tokens 15k` says what it takes"
+        ));
+    }
     Ok(Exit::Success)
 }
 
-/// The sample with another number of context hosts.
-fn sample(context_hosts: u16) -> String {
+/// How a cluster file names a model, once what it is was read: it may lie in another folder than this.
+fn model_entry(model: &Path) -> Result<String, CliError> {
+    opened(model)?;
+    let absolute = if model.exists() { std::path::absolute(model).ok() } else { None };
+    Ok(absolute.as_deref().unwrap_or(model).display().to_string())
+}
+
+/// The sample with another number of context hosts, and perhaps another model or device, which all hosts have in one process: weights lie
+/// in memory once.
+fn sample(context_hosts: u16, model: Option<&str>, device: Device) -> String {
     let (head, _) = SAMPLE.split_once("[[host]]").expect("the sample has hosts");
-    let context =
-        (0..context_hosts).map(|index| format!("[[host]]\nname = \"context-{index}\"\nrole = \"context\"\n\n"));
-    head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
+    let (before, section) = head.split_once("[model]").expect("the sample has a model");
+    let (of_model, after) = section.split_once("\n\n").expect("more follows");
+    let (of_model, together) = match (model, device) {
+        (None, Device::Cpu) => (of_model.to_owned(), ""),
+        _ => {
+            let path = model.map(|path| format!("path = {}\n", toml::Value::from(path)));
+            let dtype = if model.is_some() { "bf16" } else { "f32" };
+            let lines = format!("\n{}dtype = \"{dtype}\"\ndevice = \"{device}\"", path.unwrap_or_default());
+            (lines, "process = \"all\"\n")
+        }
+    };
+    let host = |name: &str, role: &str| format!("[[host]]\nname = \"{name}\"\nrole = \"{role}\"\n{together}");
+    let context = (0..context_hosts).map(|index| host(&format!("context-{index}"), "context") + "\n");
+    format!("{before}[model]{of_model}\n\n{after}{}{}", context.collect::<String>(), host("query-0", "query"))
 }
 
 /// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
@@ -301,10 +333,27 @@ mod tests {
 
     #[test]
     fn init_prints_the_sample_and_other_sizes_of_it() {
-        assert_eq!(sample(4), SAMPLE);
-        assert_eq!(sample(2).matches("role = \"context\"").count(), 2);
-        let file = crate::cluster::file::parse(&sample(7), []).unwrap();
-        assert!(Cluster::resolve(&file, std::path::Path::new("/")).is_ok());
+        let embedded = |hosts| sample(hosts, None, Device::Cpu);
+        assert_eq!(embedded(4), SAMPLE);
+        assert_eq!(embedded(2).matches("role = \"context\"").count(), 2);
+        let file = crate::cluster::file::parse(&embedded(7), []).unwrap();
+        assert!(Cluster::resolve(&file, Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn init_names_a_model_and_a_device() {
+        for (model, device) in
+            [(Some("/models/a \"b\".gguf"), Device::Cpu), (None, Device::Cuda(1)), (Some("org/m"), Device::Cuda(0))]
+        {
+            let text = sample(3, model, device);
+            let file = crate::cluster::file::parse(&text, []).unwrap();
+            let of = file.model.iter().next().unwrap();
+            assert_eq!(of.path.as_deref(), model.map(Path::new), "{text}");
+            assert_eq!((of.device, of.dtype == DType::Bf16), (device, model.is_some()), "{text}");
+            assert_eq!(file.hosts.len(), 4);
+            assert!(file.hosts.iter().all(|host| host.process.as_deref() == Some("all")), "{text}");
+            assert!(Cluster::resolve(&file, Path::new("/")).is_ok());
+        }
     }
 
     #[test]

@@ -203,7 +203,8 @@ fn remove(globals: &Globals, name: &HubName) -> Result<Exit, CliError> {
     Ok(Exit::Success)
 }
 
-fn opened(model: &Path) -> Result<Checkpoint, CliError> {
+/// A model, as far as it is read without its weights.
+pub fn opened(model: &Path) -> Result<Checkpoint, CliError> {
     checkpoint::checkpoint(Some(model)).map_err(|error| {
         let refused = checkpoint::model_refusal(&error);
         match hub::name_of(model).filter(|_| !hub::located(model).exists()) {
