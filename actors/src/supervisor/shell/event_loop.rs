@@ -321,7 +321,11 @@ impl SupervisorShell {
                     let acts = self.journal.written(&mut self.state, now, result);
                     self.perform(acts);
                 }
-                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Empty) => {
+                    let acts = self.journal.overtake(self.now());
+                    self.perform(acts);
+                    return Ok(());
+                }
                 Err(TryRecvError::Disconnected) => return Err("the journal's thread is gone".into()),
             }
         }

@@ -12,6 +12,9 @@
 //! journal lags behind. Which entries lag is remembered, not what they say; the next write, after a pause, says of them how
 //! things are by then, and no more. Only when it is taken are changes of clients decided again, so that a long outage costs
 //! no more than a short one; when it is not, they are refused with it.
+//!
+//! A write that takes long is like one that was refused to all that happened: it goes on, and the journal lags behind until the write
+//! ends. To clients it is under way.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,6 +31,8 @@ use crate::{
 
 /// Time after a refused write in which none is tried: each opens and verifies the whole file.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A write that takes longer holds up nothing that happened.
+const OVERTAKEN_AFTER: Duration = Duration::from_secs(1);
 /// Changes of clients that wait for their write, and bytes of them.
 const QUEUED_CHANGES: usize = 1024;
 const QUEUED_CHANGE_BYTES: u64 = 64 << 20;
@@ -119,6 +124,7 @@ struct Happening {
 
 /// The write under way.
 struct WriteBatch {
+    begun: Duration,
     /// It has the first so many of what happened.
     happenings: usize,
     keys: BTreeSet<ChangeKey>,
@@ -228,7 +234,7 @@ impl Journal {
         if changes.is_empty() {
             return None;
         }
-        self.batch = Some(WriteBatch { happenings, keys: keys(&changes).collect(), decided });
+        self.batch = Some(WriteBatch { begun: now, happenings, keys: keys(&changes).collect(), decided });
         Some(changes)
     }
 
@@ -264,6 +270,30 @@ impl Journal {
         }
         self.requests = later;
         decided
+    }
+
+    /// Does what waits for a write that takes too long. Returns what is to be done now.
+    pub fn overtake(&mut self, now: Duration) -> Vec<JournalAction> {
+        let Some(batch) = self.batch.as_mut().filter(|batch| now.saturating_sub(batch.begun) > OVERTAKEN_AFTER) else {
+            return Vec::new();
+        };
+        if self.again.is_none() {
+            let seconds = now.saturating_sub(batch.begun).as_secs_f32();
+            tracing::warn!(
+                seconds,
+                "the journal is slow; what runs goes on, and what is missing is written when it takes something again"
+            );
+            self.again = Some(now);
+        }
+        batch.happenings = 0;
+        self.lag()
+    }
+
+    /// What happened is done, and the journal has it not.
+    fn lag(&mut self) -> Vec<JournalAction> {
+        let happened = std::mem::take(&mut self.happened);
+        self.lagging.extend(happened.iter().flat_map(|happening| keys(&happening.changes)));
+        happened.into_iter().flat_map(|happening| happening.acts).collect()
     }
 
     /// The write under way ended. Returns what is to be done now.
@@ -318,12 +348,7 @@ impl Journal {
             self.request_bytes = 0;
             std::mem::take(&mut self.requests).into_iter().for_each(|request| refuse(request.answer));
         }
-        let mut acts = Vec::new();
-        for happening in std::mem::take(&mut self.happened) {
-            self.lagging.extend(keys(&happening.changes));
-            acts.extend(happening.acts);
-        }
-        acts
+        self.lag()
     }
 }
 

@@ -28,6 +28,8 @@ enum End {
 enum Deed {
     Step(Step),
     Begin,
+    /// The write under way takes long.
+    Overtake,
     End(End),
     /// The process is killed, before or after its write is on the disk.
     Crash(bool),
@@ -38,6 +40,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     prop_oneof![
         8 => step().prop_map(Deed::Step),
         3 => Just(Deed::Begin),
+        1 => Just(Deed::Overtake),
         3 => end.prop_map(Deed::End),
         1 => any::<bool>().prop_map(Deed::Crash),
     ]
@@ -140,6 +143,13 @@ impl Disk {
         self.writing = begun.or(self.writing.take());
     }
 
+    fn overtake(&mut self) {
+        let cluster = &mut self.world.cluster;
+        let late = seconds(cluster.now) + Duration::from_secs(2);
+        let acts = cluster.queue.as_mut().expect("there is one").overtake(late);
+        cluster.perform(acts);
+    }
+
     fn end(&mut self, end: End) {
         let Some(changes) = self.writing.take() else { return };
         let cluster = &mut self.world.cluster;
@@ -219,6 +229,7 @@ proptest! {
                 Deed::Step(Step::Restart) => disk.crash(false),
                 Deed::Step(step) => disk.ask(step),
                 Deed::Begin => disk.begin(),
+                Deed::Overtake => disk.overtake(),
                 Deed::End(end) => disk.end(end),
                 Deed::Crash(kept) => disk.crash(kept),
             }
@@ -311,6 +322,25 @@ fn a_long_outage_costs_no_more_than_a_short_one() {
     disk.ask(Step::Submit);
     disk.settle();
     assert_eq!(codes(&disk), ["taken"]);
+}
+
+#[test]
+fn a_write_that_takes_long_holds_up_nothing_that_happened() {
+    let mut disk = ten_waiting();
+    disk.ask(Step::Die(0));
+    assert!(disk.queue().notify(|| ()).is_empty(), "it waits for what the host's end is to leave in the journal");
+    let now = seconds(disk.world.cluster.now);
+    assert!(disk.queue().overtake(now).is_empty(), "the write has only begun");
+    disk.overtake();
+    assert_eq!(disk.queue().notify(|| ()).len(), 1, "nobody waits any more");
+    assert!(codes(&disk).is_empty(), "clients' changes are under way");
+    disk.end(End::Kept);
+    assert_eq!(codes(&disk), ["taken"; 10]);
+    disk.begin();
+    assert!(disk.writing.as_ref().is_some_and(|changes| !changes.is_empty()), "what was missing is written");
+    disk.end(End::Kept);
+    disk.settle();
+    disk.world.agree().unwrap();
 }
 
 #[test]
