@@ -361,6 +361,8 @@ def without_majority(room, clients):
     for member in members:
         member.send_signal(signal.SIGSTOP)
     since = time.monotonic()
+    time.sleep(0.5)  # for a write to begin
+    within(5, "the long job is shown while etcd hangs", status)
     refused = within(40, "a new job is refused", lambda: refusal(room, leader))
     assert "etcd" in refused or "http://127.0.0.1" in refused, refused
     after = generated()
