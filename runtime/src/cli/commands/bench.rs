@@ -93,8 +93,9 @@ pub struct MachineArgs {
     /// Timed repetitions, after one that is not timed
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
-    /// A Hugging Face folder [default: the cluster file's model, the embedded one without a file]
-    #[arg(long, value_name = "FOLDER")]
+    /// A Hugging Face folder, a GGUF file, or ORG/NAME of the hub's cache [default: the cluster file's model, the embedded one without a
+    /// file]
+    #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 }
 

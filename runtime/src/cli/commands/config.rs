@@ -38,7 +38,7 @@ const OPTIONAL: &str = "\
 # data_dir = \"/var/lib/asterism\"      # .asterism/NAME beside this file
 # [model]                             # or [[model]], as often as there are models: docs/operations.md
 # name = \"next\"                       # what requests and hosts call it; as its folder is called
-# path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder, or one of the hub's cache (~/.cache/huggingface/hub/models--ORG--NAME); the embedded model
+# path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder, a GGUF file, or one of the hub's cache (~/.cache/huggingface/hub/models--ORG--NAME); the embedded model
 # max_context_tokens = \"128k\"         # what the model was trained for
 # random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
 # linear = \"fp8\"                      # 8-bit linear layers, on GPUs of bf16; what dtype says

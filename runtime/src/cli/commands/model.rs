@@ -44,7 +44,7 @@ pub struct PullArgs {
 /// `asterism model inspect` and `verify`
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A folder, or ORG/NAME of the hub's cache
+    /// A Hugging Face folder, a GGUF file, or ORG/NAME of the hub's cache
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 }
