@@ -23,7 +23,7 @@ __device__ __forceinline__ void hadamard(float* row, int dim) {
     for (int step = 1; step < side; step *= 2) {
         __syncwarp();
         for (int pair = threadIdx.x % 32; pair < dim / 2; pair += 32) {
-            int at = pair / step * 2 * step + pair % step;
+            int at = 2 * pair - (pair & (step - 1));
             float low = row[at], high = row[at + step];
             row[at] = low + high, row[at + step] = low - high;
         }
