@@ -16,6 +16,8 @@ use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
 use super::moves::CopyRun;
 use super::tensor::{Tensor, View};
 use crate::{KernelError, KvType};
+use eight::WidenedRun;
+use keys::Keys;
 use rows::RowLayout;
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.
@@ -241,8 +243,7 @@ impl CudaKv {
         Ok(())
     }
 
-    /// The tokens of caches, one behind the other in compute type, with room for `more`: by few launches, however many there are, where
-    /// they are in compute type themselves.
+    /// The tokens of caches, one behind the other in compute type, with room for `more`: by few launches, however many caches there are.
     ///
     /// # Errors
     /// As [`CudaKv::append_cache`].
@@ -252,19 +253,17 @@ impl CudaKv {
         all().try_for_each(|kv| rows.check_alike(kv.rows.widened(), kv.len))?;
         let tokens: usize = all().map(Self::len).sum();
         let mut joined = Self::with_rows(device, rows, tokens + more)?;
-        if !rows.row().is_multiple_of(16) || all().any(|kv| !kv.rows.of.is_computed()) {
-            all().try_for_each(|kv| joined.append_cache(device, kv))?;
-            return Ok(joined);
-        }
-        let (to, mut at, mut runs) = (joined.buffers.each_ref().map(|of| of.pointer), 0, Vec::new());
+        let (mut at, mut copies, mut widened) = (0, Vec::new(), Vec::new());
         for kv in all() {
-            let bytes = kv.len * rows.row();
-            for (from, to) in kv.buffers.iter().zip(to) {
-                runs.extend(CopyRun::of(from.pointer, to + at, bytes));
+            let end = at + kv.len;
+            match kv.keys(0, kv.len) {
+                Keys::Computed(_) => copies.extend(kv.copies(0..kv.len, (&joined, at))),
+                Keys::Eight(codes) => widened.push(WidenedRun::of(codes, joined.view(at, end))),
             }
-            at += bytes as u64;
+            at = end;
         }
-        device.copy_runs(&runs)?;
+        device.copy_bytes(&copies)?;
+        device.widen_rows(rows.dim, rows.of.computed, &widened)?;
         joined.resize(tokens);
         joined.written = device.queue().written();
         Ok(joined)

@@ -89,6 +89,51 @@ proptest! {
     }
 }
 
+/// Caches of any length, some as they were computed, become one: the bits of each widened and appended, and room behind them.
+fn many_join<B: Backend>(backend: &B, heads: Heads) {
+    let Heads { kv, dim, .. } = heads;
+    let drawn = |count: usize, seed: u64| {
+        [0, 1].map(|which| tensor(backend, &[kv, count, dim], &numbers(kv * count * dim, 2 * seed + which)))
+    };
+    let cache = |at: usize| {
+        let [k, v] = drawn(if at == 40 { 2500 } else { at * 7 % 31 }, at as u64);
+        if at % 5 == 4 { backend.kv(&k, &v) } else { backend.kv_kept(&k, &v) }.unwrap()
+    };
+    for first in [0, 1, 4] {
+        let caches: Vec<B::Kv> = (first..70).map(cache).collect();
+        let mut joined = backend.kv_joined(&caches[0], &caches[1..].iter().collect::<Vec<_>>(), 9).unwrap();
+        let mut extended = backend.kv_widened(&caches[0]).unwrap();
+        for kv in &caches[1..] {
+            backend.kv_extend(&mut extended, &backend.kv_widened(kv).unwrap()).unwrap();
+        }
+        let bytes = backend.kv_bytes(&joined);
+        for more in [0, 9] {
+            let [k, v] = drawn(more, 99);
+            let [one, other] = [&mut joined, &mut extended].map(|all| {
+                backend.kv_append(all, &k, &v).unwrap();
+                backend.kv_tensors(all).unwrap().map(|x| backend.download(&x).unwrap())
+            });
+            let bits =
+                |held: [Vec<f32>; 2]| held.map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+            assert!(bits(one) == bits(other), "{heads:?}, from cache {first} on, and {more} more");
+            assert_eq!(backend.kv_len(&joined), caches.iter().map(|kv| backend.kv_len(kv)).sum::<usize>() + more);
+        }
+        assert!(!backend.queues() || backend.kv_bytes(&joined) == bytes, "there was no room");
+        let row = tensor(backend, &[kv + 1, 1, dim], &numbers((kv + 1) * dim, 1));
+        let unlike = backend.kv_kept(&row, &row).unwrap();
+        assert!(backend.kv_joined(&caches[0], &[&caches[1], &unlike], 0).is_err());
+    }
+}
+
+#[test]
+fn caches_join_to_what_their_codes_stand_for() {
+    for (kv, dim) in [(1, 20), (2, 48), (2, 64), (3, 128)] {
+        on_every_eight!(backend => {
+            many_join(backend, Heads { query: kv, kv, dim });
+        });
+    }
+}
+
 /// Whatever device keeps a row, and widens it, has the bits of the processor.
 #[cfg(feature = "cuda")]
 fn codes_are_the_processors(case: &Case, factor: f32) -> Result<(), TestCaseError> {

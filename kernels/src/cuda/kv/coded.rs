@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::device::Device;
 use super::super::tensor::{Staged, Tensor, View};
 use super::CudaKv;
-use super::eight::{KeptRun, check_head};
+use super::eight::{KeptRun, WidenedRun, check_head};
 use super::keys::{Codes, Keys};
 use super::rows::RowLayout;
 use crate::{DType, KernelError, KvFormat, KvType};
@@ -89,8 +89,8 @@ impl CudaKv {
     /// Appends what the codes of another cache, of the same heads, stand for.
     pub(super) fn append_widened(&mut self, device: &Device, more: &Self) -> Result<(), KernelError> {
         let Range { start, end } = self.room(device, more.len)?;
-        let to = self.view(start, end).map(|view| view.pointer);
-        device.widen_rows(more.codes(0, more.len), to, self.rows.of.computed)?;
+        let run = WidenedRun::of(more.codes(0, more.len), self.view(start, end));
+        device.widen_rows(self.rows.dim, self.rows.of.computed, &[run])?;
         self.written = device.queue().written();
         Ok(())
     }

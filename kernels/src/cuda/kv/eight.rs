@@ -6,12 +6,14 @@ use super::super::tensor::{Tensor, View};
 use super::keys::Codes;
 use crate::{DType, KernelError};
 
-/// Rows that a block of threads takes, as the kernels have it.
+/// Rows that a block of threads takes at a time, as the kernels have it.
 const ROWS_OF_BLOCK: usize = 8;
 /// Elements of a head that there is room for.
 const LONGEST_HEAD: usize = 256;
-/// Caches of a launch, as the kernel has it.
+/// Caches of a launch, as the kernels have it.
 const KEPT_RUNS: usize = 32;
+/// Blocks of threads that widen the keys, or the values, of one cache, at most.
+const WIDENING_BLOCKS: usize = 512;
 
 /// As `kept.cu` declares it.
 #[repr(C)]
@@ -50,10 +52,17 @@ struct Keeping {
 
 /// As `kept.cu` declares it.
 #[repr(C)]
-struct Widening {
+#[derive(Clone, Copy, Default)]
+pub struct WidenedRun {
     from: CodesArgument,
     to: [u64; 2],
     rows: i64,
+}
+
+/// As `kept.cu` declares it.
+#[repr(C)]
+struct Widening {
+    runs: [WidenedRun; KEPT_RUNS],
     dim: i32,
     unused: i32,
 }
@@ -72,6 +81,14 @@ impl KeptRun {
     /// Rows from `first` on, to as many tokens as there are codes for.
     pub fn of(codes: Codes<'_>, first: usize) -> Self {
         Self { to: codes.into(), first: first as i32, count: codes.tokens as i32 }
+    }
+}
+
+impl WidenedRun {
+    /// What these codes stand for, to rows of keys and of values that lie as codes do.
+    pub fn of(codes: Codes<'_>, to: [View<'_>; 2]) -> Self {
+        let rows = codes.heads * codes.tokens;
+        Self { from: codes.into(), to: to.map(|view| view.pointer), rows: rows as i64 }
     }
 }
 
@@ -120,12 +137,18 @@ impl Device {
         Ok(())
     }
 
-    /// What codes stand for, to rows of keys and of values in `dtype`, which lie as codes do.
-    pub(super) fn widen_rows(&self, from: Codes<'_>, to: [u64; 2], dtype: DType) -> Result<(), KernelError> {
-        let rows = from.heads * from.tokens;
-        let widening = Widening { from: from.into(), to, rows: rows as i64, dim: from.dim as i32, unused: 0 };
-        let spread = LaunchShape { blocks: (blocks(rows), 2), threads: 256, shared: 0 };
-        launch!(self, &typed("widen_rows", dtype), spread, widening)
+    /// What codes of heads of `dim` elements stand for, in `dtype`, by few launches.
+    pub(super) fn widen_rows(&self, dim: usize, dtype: DType, runs: &[WidenedRun]) -> Result<(), KernelError> {
+        let name = typed("widen_rows", dtype);
+        for some in runs.chunks(KEPT_RUNS) {
+            let mut sent = [WidenedRun::default(); KEPT_RUNS];
+            sent[..some.len()].copy_from_slice(some);
+            let most = some.iter().map(|run| run.rows as usize).max().unwrap_or(0);
+            let widening = Widening { runs: sent, dim: dim as i32, unused: 0 };
+            let each = (blocks(most).min(WIDENING_BLOCKS), 2 * some.len());
+            launch!(self, &name, LaunchShape { blocks: each, threads: 256, shared: 0 }, widening)?;
+        }
+        Ok(())
     }
 
     /// Codes and scales to `bytes`, as they travel: `(keys and values, kv heads, tokens)` rows of codes and their scale.

@@ -94,25 +94,33 @@ template <class T> __device__ __forceinline__ void keep_rows(const Keeping& keep
     keep(from, keeping.dim, which == 0, codes + to * keeping.dim, (which ? run.to.scales[1] : run.to.scales[0]) + to);
 }
 
-// What codes stand for, to (token, head, dim): rows of as many tokens as there are, times heads. Blocks in y: keys and values.
-struct Widening {
+// What codes stand for, to (token, head, dim): of each run as many rows as it has tokens, times heads. Blocks in y: keys of a run, its
+// values, those of the next.
+struct WidenedRun {
     Codes from;
     void* to[2];
     long long rows;
+};
+struct Widening {
+    WidenedRun runs[RUNS];
     int dim, unused;
 };
+template <class T> __device__ __forceinline__ void widen_row(const signed char* codes, float scale, int dim, bool is_key, T* to) {
+    float* row = own_row();
+    int lane = threadIdx.x % 32;
+    for (int i = lane; i < dim; i += 32) row[i] = (float)codes[i] * scale;
+    __syncwarp();
+    if (is_key) turn_back(row, dim);
+    for (int i = lane; i < dim; i += 32) to[i] = narrow<T>(row[i]);
+}
 template <class T> __device__ __forceinline__ void widen_rows(const Widening& w) {
     follow();
-    long long at = (long long)blockIdx.x * WARPS + threadIdx.x / 32;
-    int which = blockIdx.y, lane = threadIdx.x % 32;
-    if (at >= w.rows) return;
-    float *row = own_row(), scale = widen(w.from.scales[which][at]);
-    const signed char* codes = w.from.codes[which] + at * w.dim;
-    for (int i = lane; i < w.dim; i += 32) row[i] = (float)codes[i] * scale;
-    __syncwarp();
-    if (which == 0) turn_back(row, w.dim);
-    T* to = (T*)w.to[which] + at * w.dim;
-    for (int i = lane; i < w.dim; i += 32) to[i] = narrow<T>(row[i]);
+    const WidenedRun& run = w.runs[blockIdx.y / 2];
+    int which = blockIdx.y % 2, step = gridDim.x * WARPS;
+    for (long long at = (long long)blockIdx.x * WARPS + threadIdx.x / 32; at < run.rows; at += step) {
+        const signed char* codes = run.from.codes[which] + at * w.dim;
+        widen_row(codes, widen(run.from.scales[which][at]), w.dim, which == 0, (T*)run.to[which] + at * w.dim);
+    }
 }
 
 #define K extern "C" __global__ __launch_bounds__(WARPS * 32) void
