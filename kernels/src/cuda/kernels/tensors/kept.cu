@@ -113,13 +113,48 @@ template <class T> __device__ __forceinline__ void widen_row(const signed char* 
     if (is_key) turn_back(row, dim);
     for (int i = lane; i < dim; i += 32) to[i] = narrow<T>(row[i]);
 }
+// The same additions where a lane holds N elements of a row, N a power of two. A product is rounded before it is added to.
+template <int N, class T> __device__ __forceinline__ void widen_held(const signed char* codes, float scale, bool is_key, T* to) {
+    int lane = threadIdx.x % 32;
+    Pack<signed char, N> from = ((const Pack<signed char, N>*)codes)[lane];
+    Pack<T, N> wide;
+    float row[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) row[i] = __fmul_rn((float)from.x[i], scale);
+    if (is_key) {
+#pragma unroll
+        for (int step = 1; step < N; step *= 2)
+#pragma unroll
+            for (int pair = 0; pair < N / 2; pair++) {
+                int at = 2 * pair - (pair & (step - 1));
+                float low = row[at], high = row[at + step];
+                row[at] = low + high, row[at + step] = low - high;
+            }
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float other = __shfl_xor_sync(~0u, row[i], step);
+                row[i] = other + (lane & step ? -row[i] : row[i]);
+            }
+#pragma unroll
+        for (int i = 0; i < N; i++) row[i] *= 1.f / (32 * N);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) wide.x[i] = narrow<T>(row[i]);
+    ((Pack<T, N>*)to)[lane] = wide;
+}
 template <class T> __device__ __forceinline__ void widen_rows(const Widening& w) {
     follow();
     const WidenedRun& run = w.runs[blockIdx.y / 2];
     int which = blockIdx.y % 2, step = gridDim.x * WARPS;
     for (long long at = (long long)blockIdx.x * WARPS + threadIdx.x / 32; at < run.rows; at += step) {
         const signed char* codes = run.from.codes[which] + at * w.dim;
-        widen_row(codes, widen(run.from.scales[which][at]), w.dim, which == 0, (T*)run.to[which] + at * w.dim);
+        float scale = widen(run.from.scales[which][at]);
+        T* to = (T*)run.to[which] + at * w.dim;
+        if (w.dim == 128) widen_held<4>(codes, scale, which == 0, to);
+        else if (w.dim == 64) widen_held<2>(codes, scale, which == 0, to);
+        else widen_row(codes, scale, w.dim, which == 0, to);
     }
 }
 
