@@ -132,3 +132,30 @@ pub fn codes(bench: &Bench) -> Result<()> {
     }
     Ok(())
 }
+
+/// The shards of a long context as one cache, as they are kept in bf16 and in 8 bits: what each layer of a turn begins with.
+pub fn joined(bench: &Bench) -> Result<()> {
+    let (gpu, device) = (&bench.gpu, bench.device());
+    for (dim, shards, keys) in [(128, 140, 1024), (128, 16, 8192), (64, 140, 1024)] {
+        for kept in [KvFormat::Computed, KvFormat::Q8] {
+            let shard = |at: usize| -> Result<CudaKv> {
+                let [k, v] = [0, 1].map(|which| bench.random(&[KV, keys, dim], 2 * at as u32 + which, 1.0));
+                let mut kv = CudaKv::new(device, KV, dim, KvType { computed: DType::Bf16, kept }, keys)?;
+                kv.append(device, &k?, &v?)?;
+                Ok(kv)
+            };
+            let all = (0..shards).map(shard).collect::<Result<Vec<_>>>()?;
+            let others: Vec<&CudaKv> = all[1..].iter().collect();
+            let mut expected = all[0].widened(device)?;
+            others.iter().try_for_each(|kv| expected.append_cache(device, kv))?;
+            let got = gpu.kv_joined(&all[0], &others, 0)?.tensors();
+            got.iter().zip(&expected.tensors()).try_for_each(|(got, expected)| bench.agree(got, expected))?;
+            let seconds = bench.time(10, |_| Ok(gpu.kv_joined(&all[0], &others, 0).map(drop)?))?;
+            let row = KvType { computed: DType::Bf16, kept }.row_bytes(dim) + 2 * dim;
+            let figure = format!("{:.2} TB/s read and written", (2 * shards * keys * KV * row) as f64 / seconds / 1e12);
+            let case = format!("{shards} of {keys}, d {dim}, {}", kept.name().unwrap_or("bf16"));
+            bench.say("joined", &case, seconds, &figure)?;
+        }
+    }
+    Ok(())
+}

@@ -23,14 +23,12 @@ struct Bench {
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let out = arguments.next().context(
-        "usage: cuda <out.jsonl> [copy|products|blocks|eight|half|attention|rows|codes|layers-32|layers-128 ...]",
+        "usage: cuda <out.jsonl> [copy|products|blocks|eight|half|attention|rows|codes|joined|layers-32|layers-128 ...]",
     )?;
     let mut parts: Vec<String> = arguments.collect();
     if parts.is_empty() {
-        parts =
-            ["copy", "products", "blocks", "eight", "half", "rows", "codes", "attention", "layers-32", "layers-128"]
-                .map(String::from)
-                .to_vec();
+        let all = ["copy", "products", "blocks", "eight", "half", "rows", "codes", "joined", "attention"];
+        parts = all.into_iter().chain(["layers-32", "layers-128"]).map(String::from).collect();
     }
     let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })?;
     println!(
@@ -50,6 +48,7 @@ fn main() -> Result<()> {
             "attention" => attention::prefill(&bench),
             "rows" => attention::few_rows(&bench),
             "codes" => attention::codes(&bench),
+            "joined" => attention::joined(&bench),
             layers => match layers.strip_prefix("layers-").and_then(prefill::Size::parse) {
                 Some(size) => prefill::run(&bench, size),
                 None => anyhow::bail!("part {layers} is not known"),
