@@ -19,7 +19,7 @@ pub use batch::{BatchAttention, StepLayers};
 pub use cache::KvOps;
 #[cfg(feature = "cuda")]
 pub(crate) use collectives::PendingGather;
-pub use collectives::{AllGather, Collectives, Exported, Rendezvous};
+pub use collectives::{AllGather, Collectives, Exported, GatheredLayer, Rendezvous};
 pub use device::ComputeDevice;
 pub use elementwise::ElementwiseOps;
 pub use heads::{HeadOps, Rotary};

@@ -18,9 +18,9 @@ mod sparse;
 mod top_k;
 
 pub use backend::{
-    AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported, HeadOps,
-    HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps, Sparse, StepLayers,
-    TensorOps, WireOps, WorkQueue, batch, heads,
+    AllGather, AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, Exported,
+    GatheredLayer, HeadOps, HostTensor, KvOps, LinearOps, Mark, Partial, RawBytes, Rendezvous, Rotary, SelectionOps,
+    Sparse, StepLayers, TensorOps, WireOps, WorkQueue, batch, heads,
 };
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]

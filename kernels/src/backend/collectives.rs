@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::linear::LinearOps;
 use super::queue::WorkQueue;
 use super::tensors::TensorOps;
 use crate::KernelError;
@@ -12,7 +13,7 @@ use crate::KernelError;
 pub type Exported<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
 
 /// Several devices of one process at one piece of work.
-pub trait Collectives: TensorOps + WorkQueue {
+pub trait Collectives: LinearOps + WorkQueue {
     /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
     fn shared_rows(&self) -> usize {
         usize::MAX
@@ -37,8 +38,18 @@ pub trait Collectives: TensorOps + WorkQueue {
 /// What gives each member the whole, once its device has waited for it.
 pub type PendingGather<B> = Box<dyn FnOnce() -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send>;
 
+/// What a device makes of rows that lie on several by columns, once it has all of them.
+pub enum GatheredLayer<'a, B: LinearOps> {
+    /// [`LinearOps::norm_linear`].
+    NormLinear((&'a B::Tensor, f32), &'a B::Linear),
+    /// [`LinearOps::norm_gated`].
+    NormGated((&'a B::Tensor, f32), &'a B::Linear),
+    /// [`LinearOps::linear_add`].
+    LinearAdd(&'a B::Linear, B::Tensor),
+}
+
 /// What puts tensors together.
-pub trait AllGather<B: TensorOps>: Send + Sync {
+pub trait AllGather<B: LinearOps>: Send + Sync {
     /// The tensors of all members one after the other along `axis`, on `member`, whose own is `part`. Their sizes along it are
     /// `sizes`; all else of them is alike.
     ///
@@ -64,6 +75,21 @@ pub trait AllGather<B: TensorOps>: Send + Sync {
     ) -> Result<PendingGather<B>, KernelError> {
         let whole = self.gather_all(parts, sizes, axis)?;
         Ok(Box::new(move || Ok(whole)))
+    }
+
+    /// [`AllGather::gather_all`] of columns, and what each member's layer makes of the rows, to the last bit, where there is a shorter way
+    /// to it than one after the other.
+    ///
+    /// # Errors
+    /// As [`AllGather::gather_all`], and what the layers report.
+    fn gather_linear(
+        &self,
+        parts: &[B::Tensor],
+        sizes: &[usize],
+        layers: &[GatheredLayer<'_, B>],
+    ) -> Result<Option<Vec<B::Tensor>>, KernelError> {
+        let _ = (parts, sizes, layers);
+        Ok(None)
     }
 
     /// A member takes part no more: whoever waits for it, on the host or a device, need not.

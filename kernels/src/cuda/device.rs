@@ -26,7 +26,7 @@ pub(super) use buffer::DeviceBuffer;
 use carried::ARGUMENT_BYTES;
 pub(super) use carried::Carried;
 use layout::Maps;
-use modules::{BLOCK_ROW_COUNTS, BOTH_TILES, EARLY, EIGHT_TILES, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+use modules::{EARLY, FOLLOWERS, LARGE, MODULES};
 pub(super) use queue::WriteMark;
 use queue::{Overlap, Queue};
 pub(super) use shelf::{KeptMaps, MAP_PAIR, MapShelf, MappedKeys};
@@ -129,6 +129,7 @@ impl Device {
 
     fn load(&mut self) -> Result<(), result::DriverError> {
         let large = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let own = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         for (image, kernels) in MODULES {
             // SAFETY: the image is a whole fatbin made by the build; modules are never unloaded, so functions stay valid.
@@ -143,9 +144,11 @@ impl Device {
                     // All divide a processor's memory alike, or it would have to be empty between two of them.
                     // SAFETY: the function belongs to a loaded module.
                     unsafe { result::function::set_function_attribute(function, carveout, 100)? };
-                    if [HEAD_SIZES, ROW_COUNTS, EIGHT_TILES, BOTH_TILES, BLOCK_ROW_COUNTS].contains(versions) {
-                        let limit = self.room.block as i32;
-                        // SAFETY: as above; none of these has shared memory of its own.
+                    if LARGE.contains(versions) {
+                        // SAFETY: as above.
+                        let limit = self.room.block as i32
+                            - unsafe { result::function::get_function_attribute(function, own)? };
+                        // SAFETY: as above.
                         unsafe { result::function::set_function_attribute(function, large, limit)? };
                     }
                     let among = |names: &[&str]| names.iter().any(|beginning| name.starts_with(beginning));

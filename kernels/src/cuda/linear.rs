@@ -36,6 +36,30 @@ enum Weight {
     Blocks(BlockRows),
 }
 
+/// Rows as the product of a layer takes them.
+pub(super) enum ProductRows {
+    Computed(Tensor),
+    Eight(Fp8Rows),
+}
+
+impl ProductRows {
+    /// Of a layer's kind, unset: for a kernel to write.
+    pub fn empty(device: &Device, [rows, columns]: [usize; 2], linear: &CudaLinear) -> Result<Self, KernelError> {
+        match linear.weight {
+            Weight::Eight(_) => Ok(Self::Eight(Fp8Rows::empty(device, (rows, columns))?)),
+            _ => Ok(Self::Computed(device.empty(&[rows, columns], DType::Bf16)?)),
+        }
+    }
+
+    /// Where rows lie, and their scales, or 0.
+    pub fn places(&self) -> (u64, u64) {
+        match self {
+            Self::Computed(x) => (x.pointer(), 0),
+            Self::Eight(x) => (x.values.pointer, x.scales.pointer()),
+        }
+    }
+}
+
 /// What multiplies: the library's plans where the library is there.
 pub struct Products {
     plans: Option<Mutex<Plans>>,
@@ -208,6 +232,23 @@ impl Products {
         Ok(out)
     }
 
+    /// [`Products::linear`] of rows that are as the layer's product takes them.
+    pub(super) fn of_rows(
+        &self,
+        device: &Device,
+        rows: &ProductRows,
+        linear: &CudaLinear,
+        residual: Option<Tensor>,
+    ) -> Result<Tensor, KernelError> {
+        match (rows, &linear.weight) {
+            (ProductRows::Computed(x), _) => self.linear(device, x, linear, residual),
+            (ProductRows::Eight(x), Weight::Eight(weight)) => {
+                self.in_eight_bits(device, (x, weight), linear.bias.as_ref(), residual)
+            }
+            (ProductRows::Eight(_), _) => Err(KernelError::DType { operation: "linear", got: linear.dtype() }),
+        }
+    }
+
     /// [`Products::linear`] of the norm of `x`: where weights are of 8 bits, its rows become so as they are normed.
     pub fn norm_linear(
         &self,
@@ -254,15 +295,27 @@ impl Products {
         linear: &CudaLinear,
         outputs: Range<usize>,
     ) -> Result<Option<Tensor>, KernelError> {
-        let ((rows, columns), (n, k)) = (x.matrix("norm_gated")?, linear.shape());
+        self.gated(device, x, || device.rms_norm(x, None, norm, eps), linear, outputs)
+    }
+
+    /// The same of rows that are normed, and like `like`.
+    pub(super) fn gated(
+        &self,
+        device: &Device,
+        like: &Tensor,
+        normed: impl FnOnce() -> Result<Tensor, KernelError>,
+        linear: &CudaLinear,
+        outputs: Range<usize>,
+    ) -> Result<Option<Tensor>, KernelError> {
+        let ((rows, columns), (n, k)) = (like.matrix("norm_gated")?, linear.shape());
         let (Weight::Plain(weight), Some(plans)) = (&linear.weight, &self.plans) else { return Ok(None) };
-        let typed = [x.dtype, weight.dtype] == [DType::Bf16; 2] && columns == k;
+        let typed = [like.dtype, weight.dtype] == [DType::Bf16; 2] && columns == k;
         let within = outputs.start <= outputs.end && outputs.end <= n / 2;
         let even = n.is_multiple_of(16) && k.is_multiple_of(8) && within;
         if !typed || !(1..=few::FEW_PRODUCT_ROWS).contains(&rows) || !even {
             return Ok(None);
         }
-        let x = device.rms_norm(x, None, norm, eps)?;
+        let x = normed()?;
         let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;
         let key = Key { n, k, bias: linear.bias.is_some(), residual: false, eight: false };
         let operands = Operands {

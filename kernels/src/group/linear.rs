@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
-use crate::backend::{Backend, ElementwiseOps, HostTensor, LinearOps, TensorOps};
+use crate::backend::{Backend, ElementwiseOps, GatheredLayer, HostTensor, LinearOps, TensorOps};
 use crate::{DType, KernelError, Likeliest, Stored};
 
 /// A linear layer of which each device has some outputs.
@@ -87,7 +87,13 @@ impl<B: Backend> DeviceGroup<B> {
         Ok(GroupLinear { parts: prepared, outputs })
     }
 
-    /// `residual (t, n)` plus the layer's outputs for `input`, which gives some of its rows, whole on each device.
+    /// Whether so many rows are exchanged piece by piece.
+    fn is_in_pieces(&self, rows: usize) -> bool {
+        self.first().queues() && rows >= 2 * EXCHANGED_ROWS
+    }
+
+    /// `residual (t, n)` plus the layer's outputs for `input`, which gives some of its rows. Few stay dealt out: whoever wants the whole
+    /// puts them together as it suits.
     fn added(
         &self,
         rows: usize,
@@ -95,11 +101,10 @@ impl<B: Backend> DeviceGroup<B> {
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
-        if self.first().queues() && rows >= 2 * EXCHANGED_ROWS {
-            return self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, residual);
+        match self.is_in_pieces(rows) {
+            true => self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, residual),
+            false => self.sum(&input(0..rows)?, weight, residual),
         }
-        let y = self.sum(&self.whole(&input(0..rows)?)?, weight, residual)?;
-        self.whole(&y)
     }
 
     /// The same, where some rows are exchanged while others are computed.
@@ -120,7 +125,20 @@ impl<B: Backend> DeviceGroup<B> {
         self.concat(&sums.into_iter().map(|sum| sum()).collect::<Result<Vec<_>, _>>()?, 0)
     }
 
-    /// Each device's outputs for `x`, which all have, and their part of the residual.
+    /// What each device's layer makes of rows whose columns are dealt out, where there is a shorter way than to put them together first.
+    fn of_columns<'a>(
+        &self,
+        x: &GroupTensor<B>,
+        outputs: &Layout,
+        layer: impl Fn(usize) -> GatheredLayer<'a, B>,
+    ) -> Result<Option<GroupTensor<B>>, KernelError> {
+        let Some((sizes, 1)) = self.portions(x) else { return Ok(None) };
+        let layers: Vec<_> = (0..self.members.len()).map(layer).collect();
+        let made = self.gather().gather_linear(&x.parts, &sizes, &layers)?;
+        Ok(made.map(|parts| GroupTensor::of(parts, outputs.clone())))
+    }
+
+    /// Each device's outputs for `x`, and their part of the residual.
     fn sum(
         &self,
         x: &GroupTensor<B>,
@@ -128,7 +146,12 @@ impl<B: Backend> DeviceGroup<B> {
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
         let residual = self.dealt(residual, &weight.outputs)?;
-        self.spread_of(x, weight.outputs.clone(), |at, member| {
+        let added = |at: usize| GatheredLayer::LinearAdd(&weight.parts[at], residual.parts[at].clone());
+        if let Some(sum) = self.of_columns(x, &weight.outputs, added)? {
+            return Ok(sum);
+        }
+        let x = self.whole(x)?;
+        self.spread_of(&x, weight.outputs.clone(), |at, member| {
             member.linear_add(&x.parts[at], &weight.parts[at], residual.parts[at].clone())
         })
     }
@@ -158,7 +181,7 @@ impl<B: Backend> DeviceGroup<B> {
 
 impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
     fn embed(&self, table: &GroupTensor<B>, ids: &[u32]) -> Result<GroupTensor<B>, KernelError> {
-        self.whole(&self.spread(table.layout.clone(), |at, member| member.embed(&table.parts[at], ids))?)
+        self.spread(table.layout.clone(), |at, member| member.embed(&table.parts[at], ids))
     }
 
     fn rms_norm(&self, x: &GroupTensor<B>, weight: &GroupTensor<B>, eps: f32) -> Result<GroupTensor<B>, KernelError> {
@@ -235,6 +258,10 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         (norm, eps): (&GroupTensor<B>, f32),
         weight: &GroupLinear<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
+        let layer = |at: usize| GatheredLayer::NormLinear((&norm.parts[at], eps), &weight.parts[at]);
+        if let Some(made) = self.of_columns(x, &weight.outputs, layer)? {
+            return Ok(made);
+        }
         let x = self.whole(x)?;
         self.spread_of(&x, weight.outputs.clone(), |at, member| {
             member.norm_linear(&x.parts[at], (&norm.parts[at], eps), &weight.parts[at])
@@ -250,8 +277,13 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         let Some(segment) = pair(&gate_up.outputs) else {
             return self.gated_silu(&self.norm_linear(x, (norm, eps), gate_up)?);
         };
+        let outputs = Split::layout(1, vec![segment], self.members.len());
+        let layer = |at: usize| GatheredLayer::NormGated((&norm.parts[at], eps), &gate_up.parts[at]);
+        if let Some(made) = self.of_columns(x, &outputs, layer)? {
+            return Ok(made);
+        }
         let x = self.whole(x)?;
-        self.spread_of(&x, Split::layout(1, vec![segment], self.members.len()), |at, member| {
+        self.spread_of(&x, outputs, |at, member| {
             member.norm_gated(&x.parts[at], (&norm.parts[at], eps), &gate_up.parts[at])
         })
     }
@@ -262,7 +294,8 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         norm: (&GroupTensor<B>, f32),
         [gate_up, down]: [&GroupLinear<B>; 2],
     ) -> Result<GroupTensor<B>, KernelError> {
-        let (x, rows) = (self.whole(x)?, self.shape(x).first().copied().unwrap_or(0));
+        let rows = self.shape(x).first().copied().unwrap_or(0);
+        let x = if self.is_in_pieces(rows) { self.whole(x)? } else { x.clone() };
         let gated = |rows: Range<usize>| self.norm_gated(&self.rows(&x, rows.start, rows.end)?, norm, gate_up);
         self.added(rows, gated, down, &x)
     }
@@ -270,20 +303,106 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::backend::{AllGather, Rendezvous};
     use crate::{Cpu, CpuOptions, DType, Heads};
+
+    fn group_of_two() -> DeviceGroup<Cpu> {
+        let cpu = || Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        DeviceGroup::new(vec![Arc::new(cpu()), Arc::new(cpu())], Heads { query: 2, kv: 1, dim: 16 }).unwrap()
+    }
+
+    fn values(count: usize) -> Vec<f32> {
+        (0..count).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
+    }
+
+    fn layer(group: &DeviceGroup<Cpu>, parts: &[[usize; 2]]) -> GroupLinear<Cpu> {
+        let bytes: Vec<Vec<u8>> =
+            parts.iter().map(|[n, k]| values(n * k).iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+        let tensors: Vec<_> = parts
+            .iter()
+            .zip(&bytes)
+            .map(|(shape, bytes)| HostTensor { stored: DType::F32.into(), shape, bytes })
+            .collect();
+        group.linear_weight(&tensors, &[]).unwrap()
+    }
+
+    type CpuTensor = <Cpu as TensorOps>::Tensor;
+
+    /// What takes rows on their way to a layer, and how often it did.
+    struct Shorter {
+        cpu: Arc<Cpu>,
+        meeting: Rendezvous<Cpu>,
+        taken: Arc<AtomicUsize>,
+    }
+
+    impl AllGather<Cpu> for Shorter {
+        fn gather(
+            &self,
+            member: usize,
+            part: &CpuTensor,
+            sizes: &[usize],
+            axis: usize,
+        ) -> Result<CpuTensor, KernelError> {
+            self.meeting.gather(member, part, sizes, axis)
+        }
+
+        fn gather_all(&self, parts: &[CpuTensor], sizes: &[usize], axis: usize) -> Result<Vec<CpuTensor>, KernelError> {
+            self.meeting.gather_all(parts, sizes, axis)
+        }
+
+        fn gather_linear(
+            &self,
+            parts: &[CpuTensor],
+            sizes: &[usize],
+            layers: &[GatheredLayer<'_, Cpu>],
+        ) -> Result<Option<Vec<CpuTensor>>, KernelError> {
+            self.taken.fetch_add(1, Ordering::Relaxed);
+            let whole = self.gather_all(parts, sizes, 1)?;
+            let made = |(x, layer): (&_, &GatheredLayer<'_, Cpu>)| match layer {
+                GatheredLayer::NormLinear(norm, weight) => self.cpu.norm_linear(x, *norm, weight),
+                GatheredLayer::NormGated(norm, weight) => self.cpu.norm_gated(x, *norm, weight),
+                GatheredLayer::LinearAdd(weight, residual) => self.cpu.linear_add(x, weight, residual.clone()),
+            };
+            whole.iter().zip(layers).map(made).collect::<Result<_, _>>().map(Some)
+        }
+
+        fn abandon(&self) {}
+    }
+
+    #[test]
+    fn rows_that_are_dealt_out_may_take_a_shorter_way_to_a_layer() {
+        let mut group = group_of_two();
+        let norm = group.upload(&[32], &values(32)).unwrap();
+        let (qkv, gate_up, down) =
+            (layer(&group, &[[48, 32]]), layer(&group, &[[64, 32], [64, 32]]), layer(&group, &[[32, 64]]));
+        let table: Vec<u8> = values(9 * 32).iter().flat_map(|value| value.to_le_bytes()).collect();
+        let table = HostTensor { stored: DType::F32.into(), shape: &[9, 32], bytes: &table };
+        let table = group.weight(table).unwrap();
+        let made = |group: &DeviceGroup<Cpu>| {
+            let x = group.embed(&table, &[3, 8, 1]).unwrap();
+            let y = group.norm_mlp(&x, (&norm, 1e-5), [&gate_up, &down]).unwrap();
+            let z = group.norm_linear(&y, (&norm, 1e-5), &qkv).unwrap();
+            [x, y, z].map(|x| group.download(&x).unwrap())
+        };
+        let (expected, taken) = (made(&group), Arc::new(AtomicUsize::new(0)));
+        let shorter = Shorter {
+            cpu: Arc::clone(&group.members[0]),
+            meeting: Rendezvous::new(&group.members),
+            taken: Arc::clone(&taken),
+        };
+        group.gather = Mutex::new(Box::new(shorter));
+        assert_eq!(made(&group), expected);
+        assert_eq!(taken.load(Ordering::Relaxed), 3, "of gates, of what they open, of queries and keys");
+    }
 
     #[test]
     fn rows_that_are_exchanged_piece_by_piece_are_what_they_are_at_once() {
-        let cpu = || Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-        let heads = Heads { query: 2, kv: 1, dim: 16 };
-        let group = DeviceGroup::new(vec![Arc::new(cpu()), Arc::new(cpu())], heads).unwrap();
-        let values = |count: usize| (0..count).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect::<Vec<_>>();
-        let weight: Vec<u8> = values(48 * 32).iter().flat_map(|value| value.to_le_bytes()).collect();
-        let weight = HostTensor { stored: DType::F32.into(), shape: &[48, 32], bytes: &weight };
-        let weight = group.linear_weight(&[weight], &[]).unwrap();
+        let group = group_of_two();
+        let weight = layer(&group, &[[48, 32]]);
         let (x, residual) =
             (group.upload(&[11, 32], &values(11 * 32)).unwrap(), group.upload(&[11, 48], &values(11 * 48)).unwrap());
         let split = Split::layout(1, vec![Segment::columns(32, 2)], 2);

@@ -15,7 +15,7 @@ pub struct DeviceGroup<B: Backend> {
     /// The model's.
     pub(super) heads: Heads,
     /// One exchange after the other: all members come to them in the same order.
-    gather: Mutex<Box<dyn AllGather<B>>>,
+    pub(super) gather: Mutex<Box<dyn AllGather<B>>>,
     /// A thread for each device but the first, whose thread is the caller's. Where work stands in queues they are for what waits
     /// until there is room in one: one thread would wait for a full queue while another device's runs empty.
     crew: Option<rayon::ThreadPool>,

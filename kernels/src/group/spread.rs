@@ -7,15 +7,10 @@ use super::members::DeviceGroup;
 use crate::KernelError;
 use crate::backend::Backend;
 
-/// Most elements of a whole tensor whose parts are kept beside it: those of a step's rows, not of a context's.
-const KEPT_ELEMENTS: usize = 1 << 20;
-
 /// A tensor on all devices of a group: whole on each, or dealt out along an axis.
 pub struct GroupTensor<B: Backend> {
     pub(super) parts: Arc<[B::Tensor]>,
     pub(super) layout: Layout,
-    /// What it was put together from, where that is still at hand.
-    before: Option<Box<GroupTensor<B>>>,
 }
 
 /// What gives a tensor that is on its way.
@@ -23,13 +18,13 @@ pub(super) type Coming<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelErr
 
 impl<B: Backend> Clone for GroupTensor<B> {
     fn clone(&self) -> Self {
-        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone(), before: self.before.clone() }
+        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone() }
     }
 }
 
 impl<B: Backend> GroupTensor<B> {
     pub(super) fn of(parts: Vec<B::Tensor>, layout: Layout) -> Self {
-        Self { parts: parts.into(), layout, before: None }
+        Self { parts: parts.into(), layout }
     }
 
     /// Whether it is dealt out along this axis.
@@ -69,22 +64,26 @@ impl<B: Backend> DeviceGroup<B> {
             [segment] => self.segment_whole(&x.parts, *segment, split.axis)?,
             segments => self.segments_whole(x, segments, split)?,
         };
-        let small = self.first().shape(&whole[0]).iter().product::<usize>() <= KEPT_ELEMENTS;
-        Ok(GroupTensor { before: small.then(|| Box::new(x.clone())), ..GroupTensor::of(whole, None) })
+        Ok(GroupTensor::of(whole, None))
+    }
+
+    /// How many elements along which axis each has, where none of them is another's, too.
+    pub(super) fn portions(&self, x: &GroupTensor<B>) -> Option<(Vec<usize>, usize)> {
+        let (split, members) = (x.layout.as_deref()?, self.members.len());
+        match split.segments[..] {
+            [segment] if segment.copies == 1 => {
+                Some(((0..members).map(|member| segment.range(member, members).len()).collect(), split.axis))
+            }
+            _ => None,
+        }
     }
 
     /// The same, on its way while the devices do what else they are asked, until it is taken.
     pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<Coming<B>, KernelError> {
-        let members = self.members.len();
-        let columns = x.layout.as_deref().and_then(|split| match split.segments[..] {
-            [segment] if segment.copies == 1 => Some((segment, split.axis)),
-            _ => None,
-        });
-        let Some((segment, axis)) = columns else {
+        let Some((sizes, axis)) = self.portions(&x) else {
             let whole = self.whole(&x)?;
             return Ok(Box::new(move || Ok(whole)));
         };
-        let sizes: Vec<usize> = (0..members).map(|member| segment.range(member, members).len()).collect();
         let coming = self.gather().gather_beside(&x.parts, &sizes, axis)?;
         Ok(Box::new(|| Ok(GroupTensor::of(coming()?, None))))
     }
@@ -136,8 +135,8 @@ impl<B: Backend> DeviceGroup<B> {
 
     /// The same tensor as `layout` says.
     pub(super) fn dealt(&self, x: &GroupTensor<B>, layout: &Layout) -> Result<GroupTensor<B>, KernelError> {
-        if let Some(same) = [Some(x), x.before.as_deref()].into_iter().flatten().find(|x| x.layout == *layout) {
-            return Ok(same.clone());
+        if x.layout == *layout {
+            return Ok(x.clone());
         }
         let whole = self.whole(x)?;
         let Some(split) = layout else { return Ok(whole) };

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
-use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, Heads, KernelError, KvFormat, Mask, Rotary};
+use asterism_kernels::{
+    AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, KernelError, KvFormat, Mask, Rotary,
+};
 
 use super::{draw, gpu};
 
@@ -93,6 +95,56 @@ fn parts_are_put_together_on_every_gpu() {
         gathered([[0, 32], [2, 32]], 0, 101);
         gathered([[1100, 4096], [5, 4096]], 0, 102);
         gathered([[2, 32], [2, 32]], 0, 103);
+    }
+}
+
+/// What layers make of rows that come to them by one kernel, where it takes them.
+#[test]
+fn rows_on_their_way_to_a_layer_have_the_bits_of_one_step_after_the_other() {
+    let Some(members) = two() else { return };
+    let may = members[0].device().multiplies_eight_bits().unwrap() && members[0].products().has_library();
+    let gather = Cuda::all_gather_at_once(&members).unwrap();
+    for (eight, k) in [false, true].into_iter().flat_map(|eight| [(eight, 512), (eight, 8192), (eight, 28_672)]) {
+        if eight && !may {
+            continue;
+        }
+        let of_each = |shape: &[usize], seed| members.each_ref().map(|gpu| draw(gpu, shape, seed).1);
+        let layer = |n: usize, seed| {
+            let linear = |(gpu, weight): (&Arc<Cuda>, Tensor)| {
+                let linear = CudaLinear::of(weight, None).unwrap();
+                if eight { linear.in_eight_bits(gpu.device()).unwrap() } else { linear }
+            };
+            members.iter().zip(of_each(&[n, k], seed)).map(linear).collect::<Vec<_>>()
+        };
+        let (weights, norms) = (layer(256, 3), of_each(&[k], 4));
+        for (rows, first, seed) in [(1, k / 2, 10), (3, 64, 20), (16, k / 2, 30), (64, k - 64, 40), (65, k / 2, 50)] {
+            let (sizes, residuals) = ([first, k - first], of_each(&[rows, 256], 60));
+            let parts: Vec<Tensor> =
+                (0..2).map(|at| draw(&members[at], &[rows, sizes[at]], seed + at as u64).1).collect();
+            let whole = gather.gather_all(&parts, &sizes, 1).unwrap();
+            let norm = |at: usize| (&norms[at], 1e-5);
+            for kind in 0..3 {
+                let layers = [0, 1].map(|at: usize| match kind {
+                    0 => GatheredLayer::NormLinear(norm(at), &weights[at]),
+                    1 => GatheredLayer::NormGated(norm(at), &weights[at]),
+                    _ => GatheredLayer::LinearAdd(&weights[at], residuals[at].clone()),
+                });
+                let made = gather.gather_linear(&parts, &sizes, &layers).unwrap();
+                assert_eq!(made.is_some(), rows <= 64 && (eight || kind < 2), "{rows} rows of {k}, layer {kind}");
+                for (at, made) in made.iter().flatten().enumerate() {
+                    let (gpu, x, weight) = (&members[at], &whole[at], &weights[at]);
+                    let expected = match kind {
+                        0 => gpu.norm_linear(x, norm(at), weight),
+                        1 => gpu.norm_gated(x, norm(at), weight),
+                        _ => gpu.linear_add(x, weight, residuals[at].clone()),
+                    };
+                    assert!(
+                        host(gpu, made) == host(gpu, &expected.unwrap()),
+                        "{rows} rows of {k}, layer {kind} on {at}, 8 bits: {eight}"
+                    );
+                }
+            }
+        }
     }
 }
 

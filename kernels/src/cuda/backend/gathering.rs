@@ -1,6 +1,8 @@
 //! Parts of a matrix, one of each of several GPUs, put together on all of them. GPUs that are linked write to each other's memory and
 //! wait for what the others write, by one kernel each; elsewhere parts are exported.
 
+mod rows;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +14,7 @@ use super::super::exchange;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
 use super::placing::Placing;
-use crate::backend::PendingGather;
+use crate::backend::{GatheredLayer, PendingGather};
 use crate::{AllGather, KernelError, Rendezvous};
 
 /// Most GPUs, as the kernel has it.
@@ -214,11 +216,19 @@ impl Inboxes {
         self.each[receiver].pointer + (place * PACKET / PAYLOAD * MOST_BYTES) as u64
     }
 
-    fn gathering(&self, (member, number): (usize, u32), (part, out): (&Tensor, &Tensor), layout: &Layout) -> Gathering {
+    /// The number of a member's next exchange.
+    fn next(&self, member: usize) -> u32 {
+        let last = self.numbers[member].load(Ordering::Relaxed);
+        let number = if last == u32::MAX { 2 } else { last + 1 };
+        self.numbers[member].store(number, Ordering::Relaxed);
+        number
+    }
+
+    fn gathering(&self, (member, number): (usize, u32), (part, out): (u64, u64), layout: &Layout) -> Gathering {
         let members = self.each.len();
         let mut gathering = Gathering {
-            own: part.pointer(),
-            out: out.pointer(),
+            own: part,
+            out,
             to: [0; MEMBERS],
             from: [0; MEMBERS],
             abandoned: self.abandoned.0.pointer() as u64,
@@ -260,12 +270,9 @@ impl Inboxes {
 
     fn queued(&self, member: usize, Taken { part, out }: Taken, layout: &Layout) -> Result<Tensor, KernelError> {
         let device = &self.members[member].device;
-        let last = self.numbers[member].load(Ordering::Relaxed);
-        let number = if last == u32::MAX { 2 } else { last + 1 };
-        self.numbers[member].store(number, Ordering::Relaxed);
         let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
         let spread = LaunchShape::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
-        let gathering = self.gathering((member, number), (&part, &out), layout);
+        let gathering = self.gathering((member, self.next(member)), (part.pointer(), out.pointer()), layout);
         let name = if self.companies.are_alone() { "all_gather_early" } else { "all_gather" };
         launch!(device, name, spread, gathering)?;
         Ok(out)
@@ -320,6 +327,15 @@ impl AllGather<Cuda> for Inboxes {
                 Ok(Box::new(move || Ok(whole)))
             }
         }
+    }
+
+    fn gather_linear(
+        &self,
+        parts: &[Tensor],
+        sizes: &[usize],
+        layers: &[GatheredLayer<'_, Cuda>],
+    ) -> Result<Option<Vec<Tensor>>, KernelError> {
+        self.rows_multiplied(parts, sizes, layers)
     }
 
     fn abandon(&self) {

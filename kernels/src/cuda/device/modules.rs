@@ -4,12 +4,16 @@
 pub type Versions = &'static [&'static str];
 const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
-pub const HEAD_SIZES: Versions = &["_64", "_128"];
-pub const ROW_COUNTS: Versions = &["_8", "_16"];
+const HEAD_SIZES: Versions = &["_64", "_128"];
+const ROW_COUNTS: Versions = &["_8", "_16"];
 /// Rows and outputs, of bf16 and of 8-bit floats; and those of 8-bit floats alone.
-pub const BOTH_TILES: Versions = &["_32x32", "_32x48", "_32x64", "_32x112", "_64x32", "_64x48", "_64x64", "_64x112"];
-pub const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48"];
-pub const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
+const BOTH_TILES: Versions = &["_32x32", "_32x48", "_32x64", "_32x112", "_64x32", "_64x48", "_64x64", "_64x112"];
+const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48"];
+const ROWS_TAKEN: Versions = &["", "_eight"];
+const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
+
+/// Versions of kernels that may ask for all shared memory that there is.
+pub const LARGE: &[Versions] = &[HEAD_SIZES, ROW_COUNTS, BOTH_TILES, EIGHT_TILES, BLOCK_ROW_COUNTS, ROWS_TAKEN];
 
 /// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);
@@ -100,7 +104,10 @@ pub const MODULES: &[Module] = &[
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")),
-        &[(SINGLE, &["signal", "fetch_lent", "all_gather", "all_gather_early"])],
+        &[
+            (SINGLE, &["signal", "fetch_lent", "all_gather", "all_gather_early"]),
+            (ROWS_TAKEN, &["all_gather_rows", "all_gather_early_rows"]),
+        ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/selected.fatbin")), &[(HEAD_SIZES, &["attend_selected"])]),
     (

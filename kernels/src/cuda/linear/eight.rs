@@ -22,6 +22,14 @@ pub struct Fp8Rows {
     pub shape: (usize, usize),
 }
 
+impl Fp8Rows {
+    /// Unset.
+    pub fn empty(device: &Device, (rows, columns): (usize, usize)) -> Result<Self, KernelError> {
+        let (values, scales) = (device.alloc(rows * columns)?, device.empty(&[rows], DType::F32)?);
+        Ok(Self { values, scales, shape: (rows, columns) })
+    }
+}
+
 impl Device {
     /// Whether the GPU multiplies 8-bit floats with a scale for each row and output, which cublasLt does on Hopper alone.
     pub fn multiplies_eight_bits(&self) -> Result<bool, KernelError> {
@@ -38,10 +46,10 @@ impl Device {
             let expected = format!("bf16 rows of a multiple of {MULTIPLE} elements");
             return Err(KernelError::shape("quantize", expected, &[&x.shape]));
         }
-        let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
-        let (from, to, by, width) = (x.pointer(), values.pointer, scales.pointer(), columns as i32);
+        let out = Fp8Rows::empty(self, (rows, columns))?;
+        let (from, to, by, width) = (x.pointer(), out.values.pointer, out.scales.pointer(), columns as i32);
         launch!(self, "quantize", LaunchShape::new(rows, 256), from, to, by, width)?;
-        Ok(Fp8Rows { values, scales, shape: (rows, columns) })
+        Ok(out)
     }
 
     /// [`Device::rms_norm`] of `x (t, e)` in 8 bits, without a stop between.
@@ -51,11 +59,11 @@ impl Device {
             let expected = format!("bf16 rows of a multiple of {MULTIPLE} elements, weight ({columns})");
             return Err(KernelError::shape("quantize_norm", expected, &[&x.shape, &weight.shape]));
         }
-        let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
-        let (from, norm, to, by) = (x.pointer(), weight.pointer(), values.pointer, scales.pointer());
+        let out = Fp8Rows::empty(self, (rows, columns))?;
+        let (from, norm, to, by) = (x.pointer(), weight.pointer(), out.values.pointer, out.scales.pointer());
         let width = columns as i32;
         launch!(self, "quantize_norm", LaunchShape::new(rows, 256), from, norm, to, by, width, eps)?;
-        Ok(Fp8Rows { values, scales, shape: (rows, columns) })
+        Ok(out)
     }
 
     /// [`Device::gated_silu`] of `gate_up (t, 2 f)` in 8 bits, without a stop between; none where a row is too long for that.
@@ -65,11 +73,11 @@ impl Device {
         if gate_up.dtype != DType::Bf16 || both % 2 != 0 || !suits(gate_up, columns) || 2 * columns > ROW_BYTES {
             return Ok(None);
         }
-        let (values, scales) = (self.alloc(rows * columns)?, self.empty(&[rows], DType::F32)?);
-        let (from, to, by, width) = (gate_up.pointer(), values.pointer, scales.pointer(), columns as i32);
+        let out = Fp8Rows::empty(self, (rows, columns))?;
+        let (from, to, by, width) = (gate_up.pointer(), out.values.pointer, out.scales.pointer(), columns as i32);
         let spread = LaunchShape { blocks: (rows, 1), threads: 256, shared: 2 * columns };
         launch!(self, "quantize_gated", spread, from, to, by, width)?;
-        Ok(Some(Fp8Rows { values, scales, shape: (rows, columns) }))
+        Ok(Some(out))
     }
 
     /// Adds `residual (rows, n)` and `bias (n)` to `out (rows, n)`, in place.

@@ -1,38 +1,6 @@
 // 8-bit floats: rows with a scale each, and what is added to a product that takes nothing else.
-#include "common.cuh"
-#include <cuda_fp8.h>
-
-constexpr float LARGEST = 448.f;  // of e4m3
-
-typedef Pack<bf16, 8> Sixteen;
-
-// Of 256 threads, to all of them.
-__device__ __forceinline__ float block_max(float x) {
-    __shared__ float most[8];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int i = 0; i < 8; i++) x = fmaxf(x, most[i]);
-    return x;
-}
-
-// One block a row, whose elements `value(i)` gives eight at a time, twice; `columns` is a multiple of 8.
-template <class V> __device__ __forceinline__ void quantize_row(V value, unsigned char* out, float* scales, int columns) {
-    float max = 0;
-    for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) {
-        Sixteen p = value(i);
-        for (int j = 0; j < 8; j++) max = fmaxf(max, fabsf(widen(p.x[j])));
-    }
-    max = block_max(max);
-    float by = max > 0 ? LARGEST / max : 1.f;
-    if (threadIdx.x == 0) scales[blockIdx.x] = max > 0 ? max / LARGEST : 1.f;
-    for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) {
-        Sixteen p = value(i);
-        Pack<unsigned char, 8> to;
-        for (int j = 0; j < 8; j++) to.x[j] = __nv_cvt_float_to_fp8(widen(p.x[j]) * by, __NV_SATFINITE, __NV_E4M3);
-        *(Pack<unsigned char, 8>*)(out + (size_t)blockIdx.x * columns + i) = to;
-    }
-}
+#include "eight.cuh"
+#include "normed.cuh"
 
 #define K extern "C" __global__ __launch_bounds__(256) void
 K quantize(const bf16* x, unsigned char* out, float* scales, int columns) {
@@ -44,24 +12,11 @@ K quantize(const bf16* x, unsigned char* out, float* scales, int columns) {
 // Of what `rms_norm` gives, with its arithmetic.
 K quantize_norm(const bf16* x, const bf16* weight, unsigned char* out, float* scales, int columns, float eps) {
     follow_early();
-    __shared__ float sums[8];
     const bf16* row = x + (size_t)blockIdx.x * columns;
     float sum = 0;
-    for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) {
-        Sixteen p = *(const Sixteen*)(row + i);
-        for (int j = 0; j < 8; j++) sum += widen(p.x[j]) * widen(p.x[j]);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int i = 0; i < 8; i++) sum += sums[i];
-    float scale = 1.0f / sqrtf(sum / columns + eps);
-    auto value = [&](int i) {
-        Sixteen p = *(const Sixteen*)(row + i), w = *(const Sixteen*)(weight + i);
-        for (int j = 0; j < 8; j++) p.x[j] = narrow<bf16>(widen(p.x[j]) * scale * widen(w.x[j]));
-        return p;
-    };
+    for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) sum = squares(sum, *(const Sixteen*)(row + i));
+    float factor = norm_factor(sum, columns, eps);
+    auto value = [&](int i) { return normed(*(const Sixteen*)(row + i), factor, *(const Sixteen*)(weight + i)); };
     quantize_row(value, out, scales, columns);
 }
 

@@ -1,5 +1,5 @@
 // What a decoder does between its products: embedding, norm, rotation, activation, conversion.
-#include "common.cuh"
+#include "normed.cuh"
 
 template <class T> __device__ void embed(const T* table, const unsigned* ids, T* out, int e) {
     const T* from = table + (size_t)ids[blockIdx.x] * e;
@@ -12,7 +12,6 @@ template <class T> __device__ void embed(const T* table, const unsigned* ids, T*
 constexpr int HELD = 2, SHORT = 4096;
 template <class T, int V>
 __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e, float eps) {
-    __shared__ float sums[32];
     T* row = x + (size_t)blockIdx.x * e;
     T* to = out + (size_t)blockIdx.x * e;
     int step = blockDim.x * V, first = threadIdx.x * V;
@@ -34,23 +33,15 @@ __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e
             for (int j = 0; j < V; j++) p.x[j] = narrow<T>(widen(p.x[j]) + widen(r.x[j]));
             *(Pack<T, V>*)(row + i) = p;
         }
-        for (int j = 0; j < V; j++) sum += widen(p.x[j]) * widen(p.x[j]);
+        sum = squares(sum, p);
         return p;
     };
 #pragma unroll
     for (int h = 0; h < HELD; h++)
         if (first + h * step < e) held[h] = add(first + h * step);
     for (int i = first + HELD * step; i < e; i += step) add(i);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int i = 0; i < (int)blockDim.x / 32; i++) sum += sums[i];
-    float scale = 1.0f / sqrtf(sum / e + eps);
-    auto put = [&](int i, Pack<T, V> p, const Pack<T, V>& w) {
-        for (int j = 0; j < V; j++) p.x[j] = narrow<T>(widen(p.x[j]) * scale * widen(w.x[j]));
-        *(Pack<T, V>*)(to + i) = p;
-    };
+    float factor = norm_factor(sum, e, eps);
+    auto put = [&](int i, const Pack<T, V>& p, const Pack<T, V>& w) { *(Pack<T, V>*)(to + i) = normed(p, factor, w); };
 #pragma unroll
     for (int h = 0; h < HELD; h++)
         if (first + h * step < e) put(first + h * step, held[h], weights[h]);

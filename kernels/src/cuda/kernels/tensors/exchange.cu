@@ -1,5 +1,6 @@
 // Small tensors from GPU to GPU: a count in the lender's memory says what is there, a kernel of the receiver waits for it and copies.
-#include "common.cuh"
+#include "eight.cuh"
+#include "normed.cuh"
 
 #define K extern "C" __global__ void
 
@@ -70,6 +71,30 @@ struct Gathering {
     unsigned number, unused;
 };
 
+__device__ __forceinline__ void send(uint4* to, uint2 x, unsigned number) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(x.x), "r"(number), "r"(x.y) : "memory");
+}
+__device__ __forceinline__ uint4 look(const uint4* from) {
+    uint4 x;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ bool is_of(const uint4& packet, unsigned number) { return packet.y == number && packet.w == number; }
+
+// Of one who looks again and again.
+struct Wait {
+    unsigned tries = 0;
+    unsigned long long since = 0;
+    // Whether nothing comes any more; fails where the sender is lost.
+    __device__ __forceinline__ bool is_over(const Gathering& g) {
+        if (++tries % 1024 != 0) return false;
+        if (since == 0) since = now();
+        if (now() - since > PATIENCE) __trap();
+        return *g.abandoned & 255;
+    }
+};
+
 __device__ __forceinline__ void gather_parts(const Gathering& g) {
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     auto place = [&](int member, int i) {
@@ -80,25 +105,16 @@ __device__ __forceinline__ void gather_parts(const Gathering& g) {
         uint2 x = g.own[i];
         for (int other = 0; other < g.members; other++)
             if (other != g.member)
-                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(g.to[other] + i), "r"(x.x), "r"(g.number), "r"(x.y)
-                             : "memory");
+                send(g.to[other] + i, x, g.number);
         *place(g.member, i) = x;
     }
     for (int other = 0; other < g.members; other++) {
         if (other == g.member) continue;
         for (int i = first; i < g.rows * g.widths[other]; i += step) {
             uint4 x;
-            unsigned long long since = 0;
-            for (unsigned tries = 0;; tries++) {
-                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(g.from[other] + i) : "memory");
-                if (x.y == g.number && x.w == g.number) break;
-                if (tries % 1024 == 1023) {
-                    if (since == 0) since = now();
-                    if (*g.abandoned & 255) return;
-                    if (now() - since > PATIENCE) __trap();
-                }
-            }
+            Wait wait;
+            while (x = look(g.from[other] + i), !is_of(x, g.number))
+                if (wait.is_over(g)) return;
             *place(other, i) = make_uint2(x.x, x.z);
         }
     }
@@ -112,3 +128,94 @@ K all_gather_early(const __grid_constant__ Gathering g) {
     follow_early();
     gather_parts(g);
 }
+
+// Few rows of parts on their way to a product, a block of threads each, without a stop between. Parts have an even width, so that packs of
+// eight elements lie within one; a thread has those that are its own in turn.
+struct GatheredRows {
+    Gathering parts;
+    const bf16* norm;  // weights, where rows are normed
+    void* out;
+    float* scales;     // of 8-bit floats
+    float eps;
+    unsigned unused;
+};
+
+// Packs that a thread waits for at a time.
+constexpr int COMING = 4;
+
+// A row of all parts to shared memory.
+__device__ __forceinline__ void gather_row(const Gathering& g, uint4* row) {
+    int packs = g.pitch / 2;
+    auto member_of = [&](int pack) {
+        int member = 0;
+        while (member + 1 < g.members && 2 * pack >= g.at[member + 1]) member++;
+        return member;
+    };
+    // Where a pack's first half is among what its member sends.
+    auto sent = [&](int member, int pack) { return blockIdx.x * g.widths[member] + 2 * pack - g.at[member]; };
+    int first = g.at[g.member] / 2, end = first + g.widths[g.member] / 2;
+    for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
+        if (pack < first) continue;
+        int i = sent(g.member, pack);
+        uint4 x = *(const uint4*)(g.own + i);
+        for (int other = 0; other < g.members; other++)
+            if (other != g.member)
+                send(g.to[other] + i, make_uint2(x.x, x.y), g.number), send(g.to[other] + i + 1, make_uint2(x.z, x.w), g.number);
+        row[pack] = x;
+    }
+    for (int begin = threadIdx.x; begin < packs; begin += COMING * blockDim.x) {
+        const uint4* from[COMING];
+        unsigned missing = 0;
+#pragma unroll
+        for (int c = 0; c < COMING; c++) {
+            int pack = begin + c * blockDim.x;
+            if (pack >= packs || (pack >= first && pack < end)) continue;
+            int member = member_of(pack);
+            from[c] = g.from[member] + sent(member, pack);
+            missing |= 1u << c;
+        }
+        Wait wait;
+        while (missing && !wait.is_over(g)) {
+            uint4 halves[COMING][2];
+#pragma unroll
+            for (int c = 0; c < COMING; c++)
+                if (missing >> c & 1) halves[c][0] = look(from[c]), halves[c][1] = look(from[c] + 1);
+#pragma unroll
+            for (int c = 0; c < COMING; c++) {
+                if (!(missing >> c & 1) || !is_of(halves[c][0], g.number) || !is_of(halves[c][1], g.number)) continue;
+                row[begin + c * blockDim.x] = make_uint4(halves[c][0].x, halves[c][0].z, halves[c][1].x, halves[c][1].z);
+                missing &= ~(1u << c);
+            }
+        }
+    }
+}
+
+// As its product wants it, by the arithmetic of `rms_norm`, `quantize` and `quantize_norm`; those that norm have 256 threads.
+template <bool EIGHT, bool EARLY> __device__ __forceinline__ void gather_rows(const GatheredRows& rows) {
+    extern __shared__ uint4 row[];
+    int columns = rows.parts.pitch * 4, packs = columns / 8;
+    uint4* weights = row + packs;
+    if (rows.norm)
+        for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) weights[pack] = ((const uint4*)rows.norm)[pack];
+    if (EARLY) follow_early();
+    else follow_alone();
+    gather_row(rows.parts, row);
+    // Each thread reads what it wrote.
+    auto given = [&](int i) { return *(const Sixteen*)((const bf16*)row + i); };
+    if (!rows.norm) {
+        if (EIGHT) quantize_row(given, (unsigned char*)rows.out, rows.scales, columns);
+        return;
+    }
+    float sum = 0;
+    for (int i = threadIdx.x * 8; i < columns; i += blockDim.x * 8) sum = squares(sum, given(i));
+    float factor = norm_factor(sum, columns, rows.eps);
+    auto value = [&](int i) { return normed(given(i), factor, *(const Sixteen*)((const bf16*)weights + i)); };
+    if (EIGHT) return quantize_row(value, (unsigned char*)rows.out, rows.scales, columns);
+    bf16* to = (bf16*)rows.out + (size_t)blockIdx.x * columns;
+    for (int i = threadIdx.x * 8; i < columns; i += blockDim.x * 8) *(Sixteen*)(to + i) = value(i);
+}
+
+K all_gather_rows(const __grid_constant__ GatheredRows rows) { gather_rows<false, false>(rows); }
+K all_gather_rows_eight(const __grid_constant__ GatheredRows rows) { gather_rows<true, false>(rows); }
+K all_gather_early_rows(const __grid_constant__ GatheredRows rows) { gather_rows<false, true>(rows); }
+K all_gather_early_rows_eight(const __grid_constant__ GatheredRows rows) { gather_rows<true, true>(rows); }
