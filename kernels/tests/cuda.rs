@@ -19,6 +19,8 @@ mod shared;
 #[path = "cuda/stored.rs"]
 mod stored;
 
+use std::cell::RefCell;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
@@ -27,8 +29,29 @@ use asterism_kernels::reference;
 use asterism_kernels::{Cuda, CudaOptions, DType, Heads, KvFormat, Partial, Rank, Rotary, top_k};
 use common::{devices, numbers, rounded};
 
-/// The GPU computing in bf16.
+/// Whether a test has the GPU alone. Where kernels of one GPU wait for each other, a call of another thread that waits for all of the GPU
+/// could keep the second from being queued.
+static COMPANY: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// Held until the test's thread ends.
+    static WITH_OTHERS: RefCell<Option<RwLockReadGuard<'static, ()>>> = const { RefCell::new(None) };
+    static ALONE: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// The GPU computing in bf16, for this test among others.
 fn gpu() -> Option<&'static Cuda> {
+    WITH_OTHERS.with_borrow_mut(|held| {
+        held.get_or_insert_with(|| COMPANY.read().unwrap_or_else(PoisonError::into_inner));
+    });
+    devices().last()
+}
+
+/// The same for this test alone.
+fn alone_on_gpu() -> Option<&'static Cuda> {
+    ALONE.with_borrow_mut(|held| {
+        held.get_or_insert_with(|| COMPANY.write().unwrap_or_else(PoisonError::into_inner));
+    });
     devices().last()
 }
 

@@ -8,10 +8,12 @@ use super::super::super::device::{LaunchShape, launch};
 use super::super::super::gpu::Cuda;
 use super::super::super::linear::{CudaLinear, ProductRows};
 use super::super::super::tensor::Tensor;
-use super::{GATHER_BLOCKS, Gathering, Inboxes, Layout};
+use super::{Gathering, Inboxes, Layout};
 use crate::backend::{ElementwiseOps, GatheredLayer};
 use crate::{AllGather, DType, KernelError};
 
+/// Most rows: a block of threads has a row, and more rows come sooner to blocks that each take some of all.
+const MOST_ROWS: usize = 4;
 /// Threads of a block, where their sums are added up as those of `rms_norm`, and elsewhere.
 const NORM_THREADS: u32 = 256;
 const THREADS: u32 = 1024;
@@ -83,7 +85,7 @@ impl Inboxes {
             part.dtype() == DType::Bf16 && part.pointer().is_multiple_of(16) && width.is_multiple_of(2)
         };
         let takes = |(layer, gpu): (&GatheredLayer<'_, Cuda>, _)| layer.takes(gpu, layout.shape[1]);
-        layout.rows <= GATHER_BLOCKS
+        layout.rows <= MOST_ROWS
             && parts.iter().zip(&layout.widths).all(even)
             && layers.iter().zip(self.members.iter().map(AsRef::as_ref)).all(takes)
     }
