@@ -23,6 +23,7 @@ const KERNELS: &[&str] = &[
     "attention/attention",
     "attention/hopper",
     "attention/codes",
+    "attention/float8",
     "attention/combine",
     "attention/selected",
     "attention/selected_hopper",

@@ -83,13 +83,17 @@ pub enum KernelError {
         /// Why not.
         cause: String,
     },
-    /// 8-bit linear layers where they cannot be.
+    /// 8-bit floats where they cannot be.
     #[error(
-        "GPU {index} computes no linear layers in 8-bit floats: that needs Hopper (compute capability 9.0), cublasLt and dtype \"bf16\"; leave them out"
+        "GPU {index} computes no {what} in 8-bit floats: that needs Hopper (compute capability 9.0), {library}and dtype \"bf16\"; leave it out"
     )]
     EightBits {
         /// The GPU.
         index: usize,
+        /// What was to be computed in them.
+        what: &'static str,
+        /// The library that it needs, and a comma; empty: none.
+        library: &'static str,
     },
     /// An operation that a model needs and the device does not have.
     #[error("the model needs {operation}, for which the device ({device}) has no kernel; run it on the CPU")]

@@ -397,17 +397,28 @@ fn rows_of(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
 
 #[test]
 fn what_is_not_there_is_refused() {
-    let refused =
-        Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })
-            .err()
-            .unwrap();
+    let refused = Cuda::new(CudaOptions {
+        device: 99,
+        dtype: DType::Bf16,
+        eight_bits: false,
+        float8_attention: false,
+        kept: KvFormat::Computed,
+    })
+    .err()
+    .unwrap();
     assert_eq!(refused.code(), "kernel_no_device");
     println!("{refused}");
     assert_eq!(
-        Cuda::new(CudaOptions { device: 0, dtype: DType::F16, eight_bits: false, kept: KvFormat::Computed })
-            .err()
-            .unwrap()
-            .code(),
+        Cuda::new(CudaOptions {
+            device: 0,
+            dtype: DType::F16,
+            eight_bits: false,
+            float8_attention: false,
+            kept: KvFormat::Computed
+        })
+        .err()
+        .unwrap()
+        .code(),
         "kernel_dtype"
     );
     let Some(gpu) = gpu() else { return };

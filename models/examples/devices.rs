@@ -1,9 +1,9 @@
 //! Times of both phases on GPUs of one process, a model of random weights: what `bench` does not ask for, such as several rows and
 //! several jobs in a step.
 //!
-//!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8][+q8][,MODEL] 0[,1] CASE...
+//!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8][+fa8][+q8][,MODEL] 0[,1] CASE...
 //!
-//! `+fp8` computes linear layers in 8-bit floats, `+q8` keeps keys and values in 8 bits, `+q4_k`, `+int4` or another format of blocks has
+//! `+fp8` computes linear layers in 8-bit floats, `+fa8` attention of many rows, `+q8` keeps keys and values in 8 bits, `+q4_k`, `+int4` or another format of blocks has
 //! the weights stored in it. Of several models, such as
 //! `llama-3.1-8b,llama-3.1-8b+q8`, one is loaded after the other and asked all cases. `0,1` are GPUs that each hold the model; `0+1` are
 //! GPUs that share it, as those of one host, which keep keys as they are computed.
@@ -111,16 +111,24 @@ fn spread(mut seconds: Vec<f64>) -> Value {
     json!({"least_ms": milliseconds(seconds[0]), "median_ms": milliseconds(seconds[seconds.len() / 2])})
 }
 
-/// The checkpoint that is called so, whether its linear layers are computed in 8 bits, and how its keys are kept.
-fn checkpoint(model: &str) -> Result<(Checkpoint, bool, KvFormat)> {
-    let (mut name, mut eight_bits, mut kept, mut stored) = (model, false, KvFormat::Computed, None);
+/// The checkpoint that is called so, and how GPUs compute it.
+fn checkpoint(model: &str) -> Result<(Checkpoint, CudaOptions)> {
+    let mut options = CudaOptions {
+        device: 0,
+        dtype: DType::Bf16,
+        eight_bits: false,
+        float8_attention: false,
+        kept: KvFormat::Computed,
+    };
+    let (mut name, mut stored) = (model, None);
     while let Some((before, how)) = name.rsplit_once('+') {
         match how {
-            "fp8" => eight_bits = true,
-            "q8" => kept = KvFormat::Q8,
+            "fp8" => options.eight_bits = true,
+            "fa8" => options.float8_attention = true,
+            "q8" => options.kept = KvFormat::Q8,
             _ => {
                 let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(how));
-                stored = Some(format.with_context(|| format!("{model}: +fp8, +q8 or +FORMAT"))?);
+                stored = Some(format.with_context(|| format!("{model}: +fp8, +fa8, +q8 or +FORMAT"))?);
             }
         }
         name = before;
@@ -129,14 +137,14 @@ fn checkpoint(model: &str) -> Result<(Checkpoint, bool, KvFormat)> {
         "embedded" => Checkpoint::embedded()?,
         name => Checkpoint::random_in(name.parse::<KnownShape>().ok().context("no such model")?, stored)?,
     };
-    Ok((checkpoint, eight_bits, kept))
+    Ok((checkpoint, options))
 }
 
 impl Devices<Cuda> {
     fn open(model: &str, gpus: &str) -> Result<Self> {
-        let (checkpoint, eight_bits, kept) = checkpoint(model)?;
+        let (checkpoint, options) = checkpoint(model)?;
         let load = |(at, gpu): (usize, &str)| -> Result<Arc<Decoder<Cuda>>> {
-            let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits, kept };
+            let options = CudaOptions { device: gpu.parse()?, ..options };
             let parts = if at == 0 { DecoderParts::All } else { DecoderParts::Context };
             Ok(Arc::new(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?))
         };
@@ -146,13 +154,11 @@ impl Devices<Cuda> {
 
 impl Devices<DeviceGroup<Cuda>> {
     fn shared(model: &str, gpus: &str) -> Result<Self> {
-        let (checkpoint, eight_bits, kept) = checkpoint(model)?;
-        if kept != KvFormat::Computed {
+        let (checkpoint, options) = checkpoint(model)?;
+        if options.kept != KvFormat::Computed {
             bail!("{model}: GPUs that share a model keep keys as they are computed");
         }
-        let open = |gpu: &str| -> Result<Cuda> {
-            Ok(Cuda::new(CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits, kept })?)
-        };
+        let open = |gpu: &str| -> Result<Cuda> { Ok(Cuda::new(CudaOptions { device: gpu.parse()?, ..options })?) };
         let gpus = gpus.split('+').map(open).collect::<Result<Vec<_>>>()?;
         let group = Cuda::group(gpus, checkpoint.config().heads)?;
         Ok(Self(vec![Arc::new(Decoder::load(Arc::new(group), &checkpoint, DecoderParts::All)?)]))

@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 38] = [
+        let edits: [(&str, &str); 40] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -526,6 +526,8 @@ mod tests {
             ("name = \"context-1\"", "name = \"context-1\"\nprocess = \"a b\""),
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
+            ("dtype = \"f32\"", "attention_dtype = \"fp8\""),
+            ("dtype = \"f32\"", "dtype = \"bf16\"\nattention_dtype = \"fp8\""),
             ("dtype = \"f32\"", "kv_dtype = \"fp8\""),
             (
                 "dtype = \"f32\"",

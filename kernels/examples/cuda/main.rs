@@ -30,7 +30,13 @@ fn main() -> Result<()> {
         let all = ["copy", "products", "blocks", "eight", "half", "rows", "codes", "joined", "attention"];
         parts = all.into_iter().chain(["layers-32", "layers-128"]).map(String::from).collect();
     }
-    let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed })?;
+    let gpu = Cuda::new(CudaOptions {
+        device: 0,
+        dtype: DType::Bf16,
+        eight_bits: false,
+        float8_attention: false,
+        kept: KvFormat::Computed,
+    })?;
     println!(
         "{}, cublasLt {}, cuDNN {}",
         gpu.device().name()?,

@@ -40,7 +40,8 @@ fn numerics(gpu: &Cuda) -> String {
     let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
     let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
     let kept = gpu.kept.name().map(|kept| format!("keys {kept} ")).unwrap_or_default();
-    format!("cuda {name} {} {kept}{linear}{}{CUDA_BUILD}", gpu.dtype.name(), libraries.concat())
+    let attention = if gpu.float8_attention { "attention e4m3 " } else { "" };
+    format!("cuda {name} {} {kept}{linear}{attention}{}{CUDA_BUILD}", gpu.dtype.name(), libraries.concat())
 }
 
 impl ComputeDevice for Cuda {
@@ -61,8 +62,8 @@ impl ComputeDevice for Cuda {
     }
 
     fn another(&self) -> Result<Option<Self>, KernelError> {
-        let &Self { index: device, dtype, eight_bits, kept, .. } = self;
-        Self::new(CudaOptions { device, dtype, eight_bits, kept }).map(Some)
+        let &Self { index: device, dtype, eight_bits, float8_attention, kept, .. } = self;
+        Self::new(CudaOptions { device, dtype, eight_bits, float8_attention, kept }).map(Some)
     }
 }
 
@@ -342,9 +343,9 @@ impl AttentionOps for Cuda {
                 None => self.attention(q, &kv.widened(&self.device)?, mask),
             };
         }
-        // cuDNN writes bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
+        // cuDNN and the kernel of 8-bit floats write bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
         let many = q.dtype() == DType::Bf16 && q.shape()[1] > SPLIT_KEY_ROWS && matches!(q.shape()[2], 64 | 128);
-        let rounded = many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal);
+        let rounded = many && self.attender.rounds() && matches!(mask, Mask::None | Mask::Causal);
         let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
         let [k, v] = kv.view(0, kv.len());
         let out = partial.output.heads_first()?;

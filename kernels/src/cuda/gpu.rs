@@ -19,6 +19,9 @@ pub struct CudaOptions {
     /// Whether linear layers but the output head are computed in 8-bit floats (e4m3): weights with a scale for each output,
     /// activations with one for each row. Of bf16 only.
     pub eight_bits: bool,
+    /// Whether attention of more rows than one launch of few takes is computed in 8-bit floats, where heads have 128 elements: queries
+    /// with a scale for each row, keys and values with one for each 128. Of bf16 only.
+    pub float8_attention: bool,
     /// How keys and values are kept from call to call.
     pub kept: KvFormat,
 }
@@ -32,6 +35,7 @@ pub struct Cuda {
     pub(super) positions: PositionsShelf,
     pub(super) dtype: DType,
     pub(super) eight_bits: bool,
+    pub(super) float8_attention: bool,
     pub(super) kept: KvFormat,
     pub(super) index: usize,
     pub(super) signals: SignalsSlot,
@@ -48,14 +52,30 @@ impl Cuda {
             return Err(KernelError::DType { operation: "cuda", got: options.dtype });
         }
         let device = Device::open(options.device)?;
-        let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
+        let CudaOptions { dtype, device: index, eight_bits, float8_attention, kept } = options;
+        let (products, attender) = (Products::new(&device)?, Attender::new(&device, float8_attention)?);
         let ahead = StepAhead::default();
-        let CudaOptions { dtype, device: index, eight_bits, kept } = options;
-        if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
-            return Err(KernelError::EightBits { index });
+        let able = dtype == DType::Bf16 && device.multiplies_eight_bits()?;
+        if eight_bits && !(able && products.has_library()) {
+            return Err(KernelError::EightBits { index, what: "linear layers", library: "cublasLt, " });
+        }
+        if float8_attention && !(able && device.is_hopper()) {
+            return Err(KernelError::EightBits { index, what: "attention", library: "" });
         }
         let (positions, signals) = Default::default();
-        Ok(Self { products, attender, ahead, positions, dtype, eight_bits, kept, index, signals, device })
+        Ok(Self {
+            products,
+            attender,
+            ahead,
+            positions,
+            dtype,
+            eight_bits,
+            float8_attention,
+            kept,
+            index,
+            signals,
+            device,
+        })
     }
 
     /// The GPU.

@@ -2,8 +2,9 @@
 
 use asterism_kernels::cuda::CudaAttentionCall;
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Cuda, DType, Heads, Mask};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, KvFormat, Mask};
 
+use super::common::rounded;
 use super::{distance, draw, gpu};
 
 /// Which kernel attends.
@@ -68,6 +69,57 @@ fn prefill_attention_agrees_with_the_reference() {
                 let shape = AttentionShape { heads, queries, keys, mask };
                 attends(gpu, shape, Kernel::Own, DType::F32);
                 attends(gpu, shape, Kernel::Chosen, DType::Bf16);
+            }
+        }
+    }
+}
+
+/// Attention in 8-bit floats is as close to the reference as their few bits let it, whatever keys have in common, and the same again.
+#[test]
+fn attention_in_8_bit_floats_is_close_to_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    let options = CudaOptions {
+        device: 0,
+        dtype: DType::Bf16,
+        eight_bits: false,
+        float8_attention: true,
+        kept: KvFormat::Computed,
+    };
+    let Ok(gpu) = Cuda::new(options).inspect_err(|_| assert!(!gpu.device().multiplies_eight_bits().unwrap())) else {
+        return;
+    };
+    let gpu = &gpu;
+    for (query, kv) in [(8, 2), (3, 3)] {
+        let heads = Heads { query, kv, dim: 128 };
+        for (queries, keys) in [(513, 1), (513, 127), (513, 513), (600, 1000), (1100, 1659), (777, 4096)] {
+            for mask in [Mask::None, Mask::Causal].into_iter().take(1 + usize::from(keys >= queries)) {
+                let shape = AttentionShape { heads, queries, keys, mask };
+                let seed = (queries * 31 + keys) as u64;
+                let (q_values, q) = draw(gpu, &[query, queries, 128], seed);
+                let (mut k_values, _) = draw(gpu, &[kv, keys, 128], seed + 1);
+                // Some elements of keys are large, and of all keys alike.
+                k_values.iter_mut().enumerate().filter(|(at, _)| at % 128 % 50 == 7).for_each(|(_, k)| *k += 60.0);
+                let k_values = rounded(DType::Bf16, k_values);
+                let k = gpu.device().tensor(&[kv, keys, 128], &k_values, DType::Bf16).unwrap();
+                let (v_values, v) = draw(gpu, &[kv, keys, 128], seed + 2);
+                let made = || {
+                    let output =
+                        gpu.device().tensor(&[query, queries, 128], &vec![f32::NAN; q_values.len()], DType::Bf16);
+                    let lse = gpu.device().tensor(&[query, queries], &vec![f32::NAN; query * queries], DType::F32);
+                    let (output, lse) = (output.unwrap(), lse.unwrap());
+                    let [q, k, v, out] = [&q, &k, &v, &output].map(|x| x.heads_first().unwrap());
+                    let call = CudaAttentionCall { q, k, v, mask, out, lse: &lse };
+                    gpu.attender().attend(gpu.device(), call).unwrap();
+                    [output, lse].map(|x| gpu.device().download(&x).unwrap())
+                };
+                let [got, got_lse] = made();
+                let (expected, expected_lse) = reference::attention(&q_values, &k_values, &v_values, shape);
+                let apart = distance(&got, &expected);
+                assert!(apart < 0.06, "{shape:?}: {apart}");
+                for (got, expected) in got_lse.iter().zip(&expected_lse) {
+                    assert!((got - expected).abs() < 0.3, "{shape:?}: lse {got}, not {expected}");
+                }
+                assert!(made() == [got, got_lse], "{shape:?}: other bits the second time");
             }
         }
     }

@@ -28,8 +28,14 @@ fn chosen(gpu: &Cuda) -> String {
 #[test]
 #[ignore = "the child of processes_choose_alike_alone_and_together"]
 fn print_what_is_chosen() {
-    let gpu =
-        Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed }).unwrap();
+    let gpu = Cuda::new(CudaOptions {
+        device: 0,
+        dtype: DType::Bf16,
+        eight_bits: false,
+        float8_attention: false,
+        kept: KvFormat::Computed,
+    })
+    .unwrap();
     println!("\n{}", chosen(&gpu));
 }
 

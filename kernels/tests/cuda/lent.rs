@@ -9,8 +9,15 @@ use super::{draw, gpu};
 #[test]
 fn lent_tensors_arrive_as_they_were_lent() {
     let Some(gpu) = gpu() else { return };
-    let open =
-        |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed });
+    let open = |device| {
+        Cuda::new(CudaOptions {
+            device,
+            dtype: DType::Bf16,
+            eight_bits: false,
+            float8_attention: false,
+            kept: KvFormat::Computed,
+        })
+    };
     let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
     println!("to {} GPUs, the first by another stream", others.len());
     for (seed, other) in (0..24).zip(others.iter().cycle()) {
@@ -39,8 +46,15 @@ fn what_is_lent_first_arrives_too() {
     if gpu().is_none() {
         return;
     }
-    let open =
-        |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false, kept: KvFormat::Computed });
+    let open = |device| {
+        Cuda::new(CudaOptions {
+            device,
+            dtype: DType::Bf16,
+            eight_bits: false,
+            float8_attention: false,
+            kept: KvFormat::Computed,
+        })
+    };
     let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
     for (seed, other) in (0..12).zip(others.iter().cycle()) {
         let fresh = open(0).unwrap();

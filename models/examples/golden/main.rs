@@ -37,6 +37,7 @@ fn main() -> Result<()> {
                 device: 0,
                 dtype: asterism_kernels::DType::F32,
                 eight_bits: false,
+                float8_attention: false,
                 kept: asterism_kernels::KvFormat::Computed,
             };
             run(arguments, asterism_kernels::Cuda::new(options)?)

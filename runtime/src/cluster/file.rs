@@ -25,7 +25,7 @@ pub use device::{Device, Devices};
 pub use host::{HostSection, Role};
 pub use joined::JoinedNodes;
 pub use models::{ModelSection, ModelSections};
-pub use numbers::{DType, KvDType, LinearType};
+pub use numbers::{ComputeType, DType, KvDType};
 pub use observability::{LogFormat, ObservabilitySection};
 pub use paths::{anchored, with_own_paths};
 pub use read::parse;

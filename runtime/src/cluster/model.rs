@@ -7,7 +7,7 @@ use asterism_models::{HeadsFiles, KnownShape, QuerySeparator, TemplateDate};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
-use crate::cluster::file::{ClusterFile, DType, Device, HostSection, KvDType, LinearType, ModelSection};
+use crate::cluster::file::{ClusterFile, ComputeType, DType, Device, HostSection, KvDType, ModelSection};
 
 /// The model that hosts load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,9 @@ pub struct Model {
     /// Element type of weights and products.
     pub dtype: DType,
     /// What linear layers are computed in, if not in `dtype`.
-    pub linear: Option<LinearType>,
+    pub linear: Option<ComputeType>,
+    /// What attention of many rows is computed in, if not in `dtype`.
+    pub attention: Option<ComputeType>,
     /// How keys and values are kept.
     pub kept: KvFormat,
     /// Longest context accepted, when shorter than the model's own.
@@ -96,7 +98,13 @@ fn resolve(
         random,
         path: section.path.as_ref().map(|path| directory.join(path)),
         dtype: section.dtype,
-        linear: linear(file, section)?,
+        linear: on_gpus(file, section, ("model.linear", section.linear), "8-bit linear layers")?,
+        attention: on_gpus(
+            file,
+            section,
+            ("model.attention_dtype", section.attention_dtype),
+            "8-bit products of attention",
+        )?,
         kept: kept(file, section)?,
         max_context_tokens: section.max_context_tokens,
         heads: heads(file, directory, |of| of == section.name.as_deref() || is_first && of.is_none()),
@@ -105,24 +113,28 @@ fn resolve(
     })
 }
 
-/// 8-bit linear layers are a GPU's, and go with bf16.
-fn linear(file: &ClusterFile, section: &ModelSection) -> Result<Option<LinearType>, ClusterError> {
-    let ModelSection { name, linear, device, dtype, .. } = section;
+/// What is computed in 8-bit floats is a GPU's, and goes with bf16. `what` it is, of several.
+fn on_gpus(
+    file: &ClusterFile,
+    section: &ModelSection,
+    (key, asked): (&'static str, Option<ComputeType>),
+    what: &str,
+) -> Result<Option<ComputeType>, ClusterError> {
+    let ModelSection { name, device, dtype, .. } = section;
     let first = |host: &HostSection| host.devices.as_ref().and_then(|devices| devices.first().copied()).or(host.device);
     let mut own = file.hosts.iter().filter(|host| file.model_of(host).0 == name.as_deref());
     let on_cpu = own.find(|host| first(host).unwrap_or(*device) == Device::Cpu);
+    let leave = key.trim_start_matches("model.");
     let expected = match on_cpu {
-        _ if linear.is_none() => return Ok(None),
-        _ if *dtype != DType::Bf16 => {
-            "8-bit linear layers go with dtype = \"bf16\"; write that, or leave linear out".into()
-        }
+        _ if asked.is_none() => return Ok(None),
+        _ if *dtype != DType::Bf16 => format!("{what} go with dtype = \"bf16\"; write that, or leave {leave} out"),
         Some(host) => {
             let name = host.name.as_str();
-            format!("8-bit linear layers are computed on GPUs, and host '{name}' is on the CPU; leave linear out")
+            format!("{what} are computed on GPUs, and host '{name}' is on the CPU; leave {leave} out")
         }
-        None => return Ok(*linear),
+        None => return Ok(asked),
     };
-    Err(ClusterError::Value { key: "model.linear", got: "\"fp8\"".into(), expected })
+    Err(ClusterError::Value { key, got: "\"fp8\"".into(), expected })
 }
 
 /// 8-bit keys and values are those of hosts that are one device each.

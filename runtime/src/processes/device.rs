@@ -17,7 +17,7 @@ use asterism_models::{DecoderParts, ModelConfig, ModelDigest, ModelError, Shared
 use crate::{
     cluster::{
         Cluster, Host, Model,
-        file::{DType, Device, Devices, LinearType, Recovery, Role},
+        file::{ComputeType, DType, Device, Devices, Recovery, Role},
     },
     error::{CliError, Exit},
     processes::cores::SharedCores,
@@ -98,7 +98,9 @@ pub struct Numbers {
     /// Weights and products.
     pub dtype: DType,
     /// Linear layers, if not in that.
-    pub linear: Option<LinearType>,
+    pub linear: Option<ComputeType>,
+    /// Attention of many rows, if not in that.
+    pub attention: Option<ComputeType>,
     /// How keys and values are kept.
     pub kept: KvFormat,
 }
@@ -106,14 +108,14 @@ pub struct Numbers {
 impl Numbers {
     /// As the cluster file says.
     pub fn of(model: &Model) -> Self {
-        Self { dtype: model.dtype, linear: model.linear, kept: model.kept }
+        Self { dtype: model.dtype, linear: model.linear, attention: model.attention, kept: model.kept }
     }
 
     /// Bytes that `parts` of a model of this shape take.
     pub fn weight_bytes(self, shape: &ModelConfig, parts: DecoderParts) -> u64 {
         shape.weight_bytes(
             parts,
-            (crate::processes::checkpoint::dtype(self.dtype), self.linear == Some(LinearType::Fp8)),
+            (crate::processes::checkpoint::dtype(self.dtype), self.linear == Some(ComputeType::Fp8)),
         )
     }
 }
@@ -145,6 +147,21 @@ pub fn weights_fit(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliErro
     };
     Err(CliError::new(Exit::Capacity, message)
         .hint(format!("raise memory_limit above {needed}{smaller}, or take a smaller model")))
+}
+
+/// Elements of the heads that attention is computed of in 8-bit floats.
+const FLOAT8_HEAD: usize = 128;
+
+/// Refuses 8-bit attention of a model of this shape, where there are no kernels for its heads.
+pub fn attention_fits(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
+    let dim = shape.heads.dim;
+    if cluster.model.attention.is_none() || dim == FLOAT8_HEAD {
+        return Ok(());
+    }
+    let message = format!(
+        "attention_dtype = \"fp8\" is for models whose heads have {FLOAT8_HEAD} elements, and those of this model have {dim}"
+    );
+    Err(CliError::usage(message).hint("leave model.attention_dtype out"))
 }
 
 /// Bytes that each of a host's devices has of weights that take so many.
@@ -292,7 +309,8 @@ pub fn cuda(index: usize, numbers: Numbers) -> Result<Cuda, ModelError> {
     let options = asterism_kernels::CudaOptions {
         device: index,
         dtype: crate::processes::checkpoint::dtype(numbers.dtype),
-        eight_bits: numbers.linear == Some(LinearType::Fp8),
+        eight_bits: numbers.linear == Some(ComputeType::Fp8),
+        float8_attention: numbers.attention == Some(ComputeType::Fp8),
         kept: numbers.kept,
     };
     let gpu = Cuda::new(options)?;
@@ -362,7 +380,8 @@ mod tests {
         let checkpoint = Checkpoint::embedded().unwrap();
         let shape = checkpoint.config();
         let [context, all] = [DecoderParts::Context, DecoderParts::All].map(|parts| {
-            Numbers { dtype: DType::F32, linear: None, kept: KvFormat::Computed }.weight_bytes(shape, parts)
+            Numbers { dtype: DType::F32, linear: None, attention: None, kept: KvFormat::Computed }
+                .weight_bytes(shape, parts)
         });
         let counted = |recovery: &str, process: &str| {
             let cluster = cluster("", recovery, process);

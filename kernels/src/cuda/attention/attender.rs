@@ -1,5 +1,6 @@
-//! Attention with log-sum-exp: which kernel takes a call. Prefill goes to cuDNN where it is there, else to the own kernel; few
-//! rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the plain one.
+//! Attention with log-sum-exp: which kernel takes a call. Prefill goes to cuDNN where it is there, else to the own kernel, or where 8-bit
+//! floats were asked for to the kernel of these; few rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the
+//! plain one.
 
 use std::sync::Mutex;
 
@@ -16,17 +17,24 @@ const REST: usize = 64;
 /// The attention of a device: cuDNN's plans, where cuDNN is there.
 pub struct Attender {
     fused: Option<Mutex<Fused>>,
+    /// Whether attention of many rows is computed in 8-bit floats, where there is a kernel for it.
+    float8: bool,
 }
 
 impl Attender {
     /// Opens cuDNN; without it the own kernel does all.
-    pub fn new(device: &Device) -> Result<Self, KernelError> {
-        Ok(Self { fused: Fused::open(device)?.map(Mutex::new) })
+    pub fn new(device: &Device, float8: bool) -> Result<Self, KernelError> {
+        Ok(Self { fused: Fused::open(device)?.map(Mutex::new), float8 })
     }
 
     /// Whether cuDNN was found.
     pub fn has_library(&self) -> bool {
         self.fused.is_some()
+    }
+
+    /// Whether what attends to many rows writes bf16.
+    pub fn rounds(&self) -> bool {
+        self.has_library() || self.float8
     }
 
     /// Attention by whatever suits it.
@@ -37,6 +45,7 @@ impl Attender {
         }
         match call.q.rows {
             0..=SPLIT_KEY_ROWS => self.attend_part(device, call),
+            _ if self.float8 && call.suits_float8() => device.attend_float8(&call),
             _ => self.attend_long(device, call),
         }
     }

@@ -1,6 +1,7 @@
 //! The own attention kernels, launched.
 
 mod codes;
+mod float8;
 
 use super::super::device::{Device, LaunchShape, launch, typed};
 use super::super::kv::keys::Keys;

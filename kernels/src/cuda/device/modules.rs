@@ -10,10 +10,11 @@ const ROW_COUNTS: Versions = &["_8", "_16"];
 const BOTH_TILES: Versions = &["_32x32", "_32x48", "_32x64", "_32x112", "_64x32", "_64x48", "_64x64", "_64x112"];
 const EIGHT_TILES: Versions = &["_8x32", "_8x48", "_16x32", "_16x48"];
 const ROWS_TAKEN: Versions = &["", "_eight"];
+const FLOAT8: Versions = &["_float8"];
 const BLOCK_ROW_COUNTS: Versions = &["_16", "_16_alone", "_64"];
 
 /// Versions of kernels that may ask for all shared memory that there is.
-pub const LARGE: &[Versions] = &[HEAD_SIZES, ROW_COUNTS, BOTH_TILES, EIGHT_TILES, BLOCK_ROW_COUNTS, ROWS_TAKEN];
+pub const LARGE: &[Versions] = &[HEAD_SIZES, ROW_COUNTS, BOTH_TILES, EIGHT_TILES, BLOCK_ROW_COUNTS, ROWS_TAKEN, FLOAT8];
 
 /// What a source was compiled to for each target, and the kernels in it.
 pub type Module = (&'static [u8], &'static [Kernels]);
@@ -93,6 +94,10 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["attend_eight", "attend_listed_eight", "attend_listed_eight_carried"]),
             (HEAD_SIZES, &["attend_laid_eight_few", "attend_laid_eight"]),
         ],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/float8.fatbin")),
+        &[(FLOAT8, &["centre", "queries", "keys", "values", "attend"])],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),

@@ -8,11 +8,13 @@ use crate::{
     processes::{checkpoint, device, local_hosts, wiring},
 };
 
-/// Models whose weights have room where hosts compute.
+/// Models that hosts can compute as they are to, and whose weights have room there.
 pub fn model(cluster: &Cluster) -> Result<(), CliError> {
     cluster.models().try_for_each(|model| {
         let front = checkpoint::model_front(model).map_err(|error| of_model(model, error))?;
-        device::weights_fit(&cluster.of_model(model), &front.config)
+        let cluster = cluster.of_model(model);
+        device::attention_fits(&cluster, &front.config)?;
+        device::weights_fit(&cluster, &front.config)
     })
 }
 

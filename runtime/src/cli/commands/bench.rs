@@ -27,7 +27,7 @@ use crate::{
     cli::method_spec,
     cluster::{
         Cluster,
-        file::{DType, Device, Devices, LinearType, Role},
+        file::{ComputeType, DType, Device, Devices, Role},
         size::{Tokens, up_to},
     },
     error::{CliError, Exit},
@@ -285,13 +285,20 @@ impl<'a> BenchTarget<'a> {
     }
 
     /// What linear layers compute in, if not in the type of the rest.
-    fn linear(&self) -> Option<LinearType> {
+    fn linear(&self) -> Option<ComputeType> {
         self.cluster.and_then(|cluster| cluster.model.linear).filter(|_| self.devices[0] != Device::Cpu)
+    }
+
+    /// What attention of many rows computes in, likewise.
+    #[cfg(feature = "cuda")]
+    fn attention(&self) -> Option<ComputeType> {
+        self.cluster.and_then(|cluster| cluster.model.attention).filter(|_| self.devices[0] != Device::Cpu)
     }
 
     #[cfg(feature = "cuda")]
     fn numbers(&self) -> crate::processes::device::Numbers {
-        crate::processes::device::Numbers { dtype: self.dtype, linear: self.linear(), kept: self.kept() }
+        let (linear, attention) = (self.linear(), self.attention());
+        crate::processes::device::Numbers { dtype: self.dtype, linear, attention, kept: self.kept() }
     }
 }
 

@@ -42,6 +42,7 @@ const OPTIONAL: &str = "\
 # max_context_tokens = \"128k\"         # what the model was trained for
 # random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
 # linear = \"fp8\"                      # 8-bit linear layers, on GPUs of bf16; what dtype says
+# attention_dtype = \"fp8\"             # 8-bit attention of prefill, on Hopper, heads of 128; what dtype says
 # kv_dtype = \"q8\"                     # 8-bit keys and values: some half of the memory of bf16; what dtype says
 # [transport]
 # lanes = 3                           # sockets and threads for large payloads; as many for GPU hosts with six cores each, else 0

@@ -13,7 +13,7 @@ use crate::{
     },
     cluster::{
         Cluster,
-        file::{DType, Device, LinearType},
+        file::{ComputeType, DType, Device},
         size::bytes,
     },
     error::{CliError, Exit},
@@ -181,7 +181,7 @@ fn what_fits(cluster: &Cluster, free: u64) -> String {
         let shared = |devices: &u64| check_heads(shape.heads, *devices as usize).is_ok();
         (1..=shape.heads.query as u64).filter(shared).find(|devices| weights.div_ceil(*devices) < free)
     };
-    let eight = Numbers { linear: Some(LinearType::Fp8), ..numbers };
+    let eight = Numbers { linear: Some(ComputeType::Fp8), ..numbers };
     match (least(numbers), least(eight).filter(|_| numbers.dtype == DType::Bf16 && numbers.linear.is_none())) {
         (None | Some(1), _) => String::new(),
         (Some(devices), Some(fewer)) if fewer < devices => {

@@ -10,7 +10,7 @@ use serde::{
 
 use super::{
     device::Device,
-    numbers::{DType, KvDType, LinearType},
+    numbers::{ComputeType, DType, KvDType},
 };
 
 /// `[model]`, or one of several `[[model]]`
@@ -32,7 +32,10 @@ pub struct ModelSection {
     pub dtype: DType,
     /// What linear layers but the output head are computed in. Absent: `dtype`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub linear: Option<LinearType>,
+    pub linear: Option<ComputeType>,
+    /// What attention of many rows is computed in. Absent: `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_dtype: Option<ComputeType>,
     /// What keys and values are kept in. Absent: `dtype`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_dtype: Option<KvDType>,
@@ -76,6 +79,7 @@ impl Default for ModelSection {
             device: Device::Cpu,
             dtype: DType::F32,
             linear: None,
+            attention_dtype: None,
             kv_dtype: None,
             max_context_tokens: None,
             query_separator: QuerySeparator::default(),

@@ -23,10 +23,11 @@ pub enum KvDType {
     Fp8,
 }
 
-/// What linear layers are computed in, where that is not the model's element type.
+/// What linear layers or attention are computed in, where that is not the model's element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum LinearType {
-    /// 8-bit floats (e4m3) on GPUs: weights with a scale for each output, activations with one for each row.
+pub enum ComputeType {
+    /// 8-bit floats (e4m3) on GPUs: weights with a scale for each output, activations and queries with one for each row, keys and values
+    /// with one for each 128.
     Fp8,
 }

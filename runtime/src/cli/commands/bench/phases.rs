@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     cluster::{
-        file::{Device, Devices, LinearType},
+        file::{ComputeType, Device, Devices},
         size::grouped,
     },
     error::{CliError, Exit},
@@ -279,7 +279,7 @@ impl<'a, B: BenchBackend> Bench<'a, B> {
     fn step_weights(&self) -> u64 {
         let (config, dtype) = (self.decoders[0].config(), self.backend().dtype());
         let table = config.vocab * config.hidden * dtype.size();
-        config.weight_bytes(DecoderParts::All, (dtype, self.given.linear() == Some(LinearType::Fp8))) - table as u64
+        config.weight_bytes(DecoderParts::All, (dtype, self.given.linear() == Some(ComputeType::Fp8))) - table as u64
     }
 
     /// Rounds of one case. What is timed must be right first: every round makes the same tokens.

@@ -18,6 +18,7 @@ pub(crate) const EMBEDDED: Model = Model {
     path: None,
     random: None,
     linear: None,
+    attention: None,
     kept: KvFormat::Computed,
     dtype: DType::F32,
     max_context_tokens: None,

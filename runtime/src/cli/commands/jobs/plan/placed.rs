@@ -14,7 +14,7 @@ use asterism_plan::{Exchange, Plan};
 use crate::{
     cluster::{
         Cluster, Host,
-        file::{DType, LinearType, Role},
+        file::{ComputeType, DType, Role},
         size::{bytes, grouped},
     },
     error::{CliError, Exit},
@@ -195,7 +195,7 @@ pub fn weights_by_device(cluster: &Cluster, model: &ModelConfig) -> Option<Strin
         by_degree(numbers)
     );
     if numbers.linear.is_none() && numbers.dtype == DType::Bf16 {
-        let eight = device::Numbers { linear: Some(LinearType::Fp8), ..numbers };
+        let eight = device::Numbers { linear: Some(ComputeType::Fp8), ..numbers };
         words += &format!("; with linear = \"fp8\" (Hopper) {}", by_degree(eight));
     }
     Some(words)
