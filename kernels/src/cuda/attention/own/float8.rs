@@ -11,7 +11,7 @@ use crate::{DType, KernelError, Mask};
 const DIM: usize = 128;
 const KEYS: usize = 128;
 const ROWS: usize = 192;
-const THREADS: u32 = 512;
+const FLOAT8_THREADS: u32 = 512;
 const SHARED: usize = 2 * ROWS * DIM + 5 * 2 * KEYS * DIM + 1024;
 
 /// As `float8.cu` declares it.
@@ -127,7 +127,8 @@ impl Device {
         for first in (0..tiles).step_by(stretch) {
             let end = tiles.min(first + stretch);
             let part = Call { first: first as i32, end: end as i32, ..whole };
-            let spread = LaunchShape { blocks: (processors.min(end - first), 1), threads: THREADS, shared: SHARED };
+            let spread =
+                LaunchShape { blocks: (processors.min(end - first), 1), threads: FLOAT8_THREADS, shared: SHARED };
             launch!(self, "attend_float8", spread, part)?;
             self.queued(q.rows, operations * (end - first) as f64 / tiles as f64)?;
         }

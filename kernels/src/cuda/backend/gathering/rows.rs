@@ -13,10 +13,10 @@ use crate::backend::{ElementwiseOps, GatheredLayer};
 use crate::{AllGather, DType, KernelError};
 
 /// Most rows: a block of threads has a row, and more rows come sooner to blocks that each take some of all.
-const MOST_ROWS: usize = 4;
+const GATHERED_ROWS: usize = 4;
 /// Threads of a block, where their sums are added up as those of `rms_norm`, and elsewhere.
 const NORM_THREADS: u32 = 256;
-const THREADS: u32 = 1024;
+const CAST_THREADS: u32 = 1024;
 
 /// As `exchange.cu` declares it.
 #[repr(C)]
@@ -85,7 +85,7 @@ impl Inboxes {
             part.dtype() == DType::Bf16 && part.pointer().is_multiple_of(16) && width.is_multiple_of(2)
         };
         let takes = |(layer, gpu): (&GatheredLayer<'_, Cuda>, _)| layer.takes(gpu, layout.shape[1]);
-        layout.rows <= MOST_ROWS
+        layout.rows <= GATHERED_ROWS
             && parts.iter().zip(&layout.widths).all(even)
             && layers.iter().zip(self.members.iter().map(AsRef::as_ref)).all(takes)
     }
@@ -135,7 +135,7 @@ impl Inboxes {
             (true, false) => "all_gather_early_rows",
             (true, true) => "all_gather_early_rows_eight",
         };
-        let threads = if norm.is_some() { NORM_THREADS } else { THREADS };
+        let threads = if norm.is_some() { NORM_THREADS } else { CAST_THREADS };
         let spread = LaunchShape { blocks: (layout.rows, 1), threads, shared: layer.shared(layout.shape[1]) };
         launch!(device, name, spread, gathered)
     }
