@@ -405,6 +405,18 @@ mod tests {
     }
 
     #[test]
+    fn attention_in_8_bits_is_refused_for_heads_that_it_has_no_kernels_for() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (mut cluster, mut shape) = (cluster("", "redistribute", ""), checkpoint.config().clone());
+        attention_fits(&cluster, &shape).unwrap();
+        cluster.model.attention = Some(ComputeType::Fp8);
+        let error = attention_fits(&cluster, &shape).unwrap_err();
+        assert!(error.message.contains("have 128 elements, and those of this model have 64"), "{error}");
+        shape.heads.dim = 128;
+        attention_fits(&cluster, &shape).unwrap();
+    }
+
+    #[test]
     fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
         let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
         let load = |dtype, parts| {

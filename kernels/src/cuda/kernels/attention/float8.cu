@@ -17,6 +17,7 @@ constexpr int STAGES = 5;                        // blocks of keys and values th
 constexpr int TILE_BYTES = TILE * DIM, QUERY_BYTES = ROWS * DIM, BLOCK_BYTES = KEYS * DIM, STAGE_BYTES = 2 * BLOCK_BYTES;
 constexpr int DESK = 2 * QUERY_BYTES + STAGES * STAGE_BYTES;
 constexpr int SAMPLE = 1024;                     // keys of which the mean is, evenly
+
 // Rows of 128, of each head.
 struct Matrix {
     const bf16* at;
