@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::reference;
-use asterism_kernels::{Cuda, CudaOptions, DType, Heads, KvFormat, Partial, Rank, Rotary, top_k};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
 use common::{devices, numbers, rounded};
 
 /// Whether a test has the GPU alone. Where kernels of one GPU wait for each other, a call of another thread that waits for all of the GPU
@@ -397,30 +397,10 @@ fn rows_of(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
 
 #[test]
 fn what_is_not_there_is_refused() {
-    let refused = Cuda::new(CudaOptions {
-        device: 99,
-        dtype: DType::Bf16,
-        eight_bits: false,
-        float8_attention: false,
-        kept: KvFormat::Computed,
-    })
-    .err()
-    .unwrap();
+    let refused = Cuda::new(CudaOptions::plain(99, DType::Bf16)).err().unwrap();
     assert_eq!(refused.code(), "kernel_no_device");
     println!("{refused}");
-    assert_eq!(
-        Cuda::new(CudaOptions {
-            device: 0,
-            dtype: DType::F16,
-            eight_bits: false,
-            float8_attention: false,
-            kept: KvFormat::Computed
-        })
-        .err()
-        .unwrap()
-        .code(),
-        "kernel_dtype"
-    );
+    assert_eq!(Cuda::new(CudaOptions::plain(0, DType::F16)).err().unwrap().code(), "kernel_dtype");
     let Some(gpu) = gpu() else { return };
     let full = gpu.device().empty(&[1 << 42], DType::Bf16).err().unwrap();
     assert_eq!(full.code(), "kernel_device_memory");

@@ -113,13 +113,7 @@ fn spread(mut seconds: Vec<f64>) -> Value {
 
 /// The checkpoint that is called so, and how GPUs compute it.
 fn checkpoint(model: &str) -> Result<(Checkpoint, CudaOptions)> {
-    let mut options = CudaOptions {
-        device: 0,
-        dtype: DType::Bf16,
-        eight_bits: false,
-        float8_attention: false,
-        kept: KvFormat::Computed,
-    };
+    let mut options = CudaOptions::plain(0, DType::Bf16);
     let (mut name, mut stored) = (model, None);
     while let Some((before, how)) = name.rsplit_once('+') {
         match how {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use asterism_kernels::cuda::{Device, Tensor};
-use asterism_kernels::{Cuda, CudaOptions, DType, KvFormat};
+use asterism_kernels::{Cuda, CudaOptions, DType};
 
 /// A GPU and where its figures go.
 struct Bench {
@@ -30,13 +30,7 @@ fn main() -> Result<()> {
         let all = ["copy", "products", "blocks", "eight", "half", "rows", "codes", "joined", "attention"];
         parts = all.into_iter().chain(["layers-32", "layers-128"]).map(String::from).collect();
     }
-    let gpu = Cuda::new(CudaOptions {
-        device: 0,
-        dtype: DType::Bf16,
-        eight_bits: false,
-        float8_attention: false,
-        kept: KvFormat::Computed,
-    })?;
+    let gpu = Cuda::new(CudaOptions::plain(0, DType::Bf16))?;
     println!(
         "{}, cublasLt {}, cuDNN {}",
         gpu.device().name()?,

@@ -26,6 +26,13 @@ pub struct CudaOptions {
     pub kept: KvFormat,
 }
 
+impl CudaOptions {
+    /// All of it in `dtype`.
+    pub fn plain(device: usize, dtype: DType) -> Self {
+        Self { device, dtype, eight_bits: false, float8_attention: false, kept: KvFormat::Computed }
+    }
+}
+
 /// A GPU as a backend.
 pub struct Cuda {
     // Before the device, which their handles need.

@@ -43,7 +43,7 @@ pub fn eight_bit_devices() -> &'static [Cuda] {
 
 #[cfg(feature = "cuda")]
 fn opened(kept: KvFormat) -> Vec<Cuda> {
-    let open = |dtype| Cuda::new(CudaOptions { device: 0, dtype, eight_bits: false, float8_attention: false, kept });
+    let open = |dtype| Cuda::new(CudaOptions { kept, ..CudaOptions::plain(0, dtype) });
     match [DType::F32, DType::Bf16].into_iter().map(open).collect() {
         Ok(devices) => devices,
         Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),

@@ -2,7 +2,7 @@
 
 use asterism_kernels::cuda::CudaAttentionCall;
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Cuda, CudaOptions, DType, Heads, KvFormat, Mask};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Mask};
 
 use super::common::rounded;
 use super::{distance, draw, gpu};
@@ -78,13 +78,7 @@ fn prefill_attention_agrees_with_the_reference() {
 #[test]
 fn attention_in_8_bit_floats_is_close_to_the_reference() {
     let Some(gpu) = gpu() else { return };
-    let options = CudaOptions {
-        device: 0,
-        dtype: DType::Bf16,
-        eight_bits: false,
-        float8_attention: true,
-        kept: KvFormat::Computed,
-    };
+    let options = CudaOptions { float8_attention: true, ..CudaOptions::plain(0, DType::Bf16) };
     let Ok(gpu) = Cuda::new(options).inspect_err(|_| assert!(!gpu.device().multiplies_eight_bits().unwrap())) else {
         return;
     };

@@ -1,7 +1,7 @@
 //! What every process has to choose alike. Needs a GPU.
 
 use asterism_kernels::cuda::CudaLinear;
-use asterism_kernels::{Cuda, CudaOptions, DType, KvFormat};
+use asterism_kernels::{Cuda, CudaOptions, DType};
 
 use super::{draw, gpu};
 
@@ -28,14 +28,7 @@ fn chosen(gpu: &Cuda) -> String {
 #[test]
 #[ignore = "the child of processes_choose_alike_alone_and_together"]
 fn print_what_is_chosen() {
-    let gpu = Cuda::new(CudaOptions {
-        device: 0,
-        dtype: DType::Bf16,
-        eight_bits: false,
-        float8_attention: false,
-        kept: KvFormat::Computed,
-    })
-    .unwrap();
+    let gpu = Cuda::new(CudaOptions::plain(0, DType::Bf16)).unwrap();
     println!("\n{}", chosen(&gpu));
 }
 

@@ -1,7 +1,7 @@
 //! What GPUs lend each other arrives as it was lent.
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{Cuda, CudaOptions, DType, KvFormat};
+use asterism_kernels::{Cuda, CudaOptions, DType};
 
 use super::{draw, gpu};
 
@@ -9,15 +9,7 @@ use super::{draw, gpu};
 #[test]
 fn lent_tensors_arrive_as_they_were_lent() {
     let Some(gpu) = gpu() else { return };
-    let open = |device| {
-        Cuda::new(CudaOptions {
-            device,
-            dtype: DType::Bf16,
-            eight_bits: false,
-            float8_attention: false,
-            kept: KvFormat::Computed,
-        })
-    };
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
     let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
     println!("to {} GPUs, the first by another stream", others.len());
     for (seed, other) in (0..24).zip(others.iter().cycle()) {
@@ -46,15 +38,7 @@ fn what_is_lent_first_arrives_too() {
     if gpu().is_none() {
         return;
     }
-    let open = |device| {
-        Cuda::new(CudaOptions {
-            device,
-            dtype: DType::Bf16,
-            eight_bits: false,
-            float8_attention: false,
-            kept: KvFormat::Computed,
-        })
-    };
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
     let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
     for (seed, other) in (0..12).zip(others.iter().cycle()) {
         let fresh = open(0).unwrap();

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
-use asterism_kernels::{
-    AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, KernelError, KvFormat, Mask, Rotary,
-};
+use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, KernelError, Mask, Rotary};
 
 use super::{alone_on_gpu, draw, gpu};
 
@@ -73,15 +71,7 @@ fn gathered(members: &[Arc<Cuda>; 2], gather: &dyn AllGather<Cuda>, sizes: [[usi
 /// Two GPUs, or two queues of one, which this thread has alone.
 fn two() -> Option<[Arc<Cuda>; 2]> {
     alone_on_gpu()?;
-    let open = |device| {
-        Cuda::new(CudaOptions {
-            device,
-            dtype: DType::Bf16,
-            eight_bits: false,
-            float8_attention: false,
-            kept: KvFormat::Computed,
-        })
-    };
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
     let other = open(1).or_else(|_| open(0)).unwrap();
     Some([Arc::new(open(0).unwrap()), Arc::new(other)])
 }

@@ -33,13 +33,7 @@ fn main() -> Result<()> {
         None => run(arguments, Cpu::new(CpuOptions::default())?),
         #[cfg(feature = "cuda")]
         Some("cuda") => {
-            let options = asterism_kernels::CudaOptions {
-                device: 0,
-                dtype: asterism_kernels::DType::F32,
-                eight_bits: false,
-                float8_attention: false,
-                kept: asterism_kernels::KvFormat::Computed,
-            };
+            let options = asterism_kernels::CudaOptions::plain(0, asterism_kernels::DType::F32);
             run(arguments, asterism_kernels::Cuda::new(options)?)
         }
         Some(device) => bail!("device {device} is not known here; a build with the feature cuda knows \"cuda\""),

@@ -10,13 +10,11 @@
 // memory, three others have 64 rows each, and multiply while others make weights.
 #include "warpgroups.cuh"
 #include "eight.cuh"
+#include "softmax.cuh"
 
-constexpr int DIM = 128, KEYS = 128, TILE = 64;  // elements of a head; keys of a block; rows of a warpgroup
-constexpr int GROUPS = 3, ROWS = GROUPS * TILE;
-constexpr int STAGES = 5;                        // blocks of keys and values that the ring holds
-constexpr int TILE_BYTES = TILE * DIM, QUERY_BYTES = ROWS * DIM, BLOCK_BYTES = KEYS * DIM, STAGE_BYTES = 2 * BLOCK_BYTES;
-constexpr int DESK = 2 * QUERY_BYTES + STAGES * STAGE_BYTES;
-constexpr int SAMPLE = 1024;                     // keys of which the mean is, evenly
+constexpr int DIM = 128, KEYS = 128;  // elements of a head; keys of a block
+constexpr int GROUPS = 3;              // warpgroups with rows
+constexpr int SAMPLE = 1024;           // keys of which the mean is, evenly
 
 // Rows of 128, of each head.
 struct Matrix {
@@ -149,10 +147,14 @@ struct alignas(64) Call {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr int TILE = 64, ROWS = GROUPS * TILE;  // rows of a warpgroup, of a block of threads
+constexpr int STAGES = 5;  // blocks of keys and values that the ring holds
+constexpr int TILE_BYTES = TILE * DIM, QUERY_BYTES = ROWS * DIM, BLOCK_BYTES = KEYS * DIM, STAGE_BYTES = 2 * BLOCK_BYTES;
+constexpr int DESK = 2 * QUERY_BYTES + STAGES * STAGE_BYTES;
 // Weights are at most 2^SHIFT (the largest e4m3 is 448), so that small ones stay above its smallest, 2^-9.
 constexpr float SHIFT = 8;
 constexpr float NOTHING = -1e30f;  // a maximum of no scores
-constexpr float LN2 = 0.69314718055994530942f, LOG2E = 1.44269504088896340736f;
+constexpr float LOG2E = 1.44269504088896340736f;
 
 #define EIGHT(x, at) "+f"(x[at]), "+f"(x[at + 1]), "+f"(x[at + 2]), "+f"(x[at + 3]), "+f"(x[at + 4]), "+f"(x[at + 5]), "+f"(x[at + 6]), "+f"(x[at + 7])
 #define PRODUCT(x) EIGHT(x, 0), EIGHT(x, 8), EIGHT(x, 16), EIGHT(x, 24), EIGHT(x, 32), EIGHT(x, 40), EIGHT(x, 48), EIGHT(x, 56)
@@ -245,11 +247,6 @@ __device__ __forceinline__ void bring(const Call& c, uint32_t memory, Desk& desk
     }
 }
 
-__device__ __forceinline__ float exp2_unit(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 // 2^x of x <= SHIFT with an error of 1e-4, without the unit for powers of two.
 __device__ __forceinline__ float exp2_polynomial(float x) {
     constexpr float WHOLE = 12582912.f;  // added to it, a float is rounded to a whole number, which its last bits are
@@ -261,7 +258,7 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
     return __int_as_float(__float_as_int(y) + (__float_as_int(whole) << 23));
 }
 // The unit makes 16 powers a clock, for which it takes as long as the products do: of eight, two are made elsewhere.
-__device__ __forceinline__ float power(float x, int number) { return number % 4 == 3 ? exp2_polynomial(x) : exp2_unit(x); }
+__device__ __forceinline__ float power(float x, int number) { return number % 4 == 3 ? exp2_polynomial(x) : exp2_fast(x); }
 
 // A warpgroup with rows: the running softmax of a thread's part of two rows, 8 apart, and their outputs. Registers of a product: 4 n + 2 r
 // + i is row r, and column 8 n + 2 (lane % 4) + i.
@@ -295,15 +292,8 @@ struct Group {
     __device__ __forceinline__ void raise(const float (&scores)[64], const float (&scale)[2], float (&faded)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float most = -INFINITY, other = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-                most = fmaxf(most, scores[n * 4 + r * 2]), other = fmaxf(other, scores[n * 4 + r * 2 + 1]);
-            most = fmaxf(most, other);
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            float raised = fmaxf(base[r], __fmaf_rn(most, scale[r], -SHIFT));
-            faded[r] = exp2_unit(base[r] - raised);
+            float raised = fmaxf(base[r], __fmaf_rn(row_max(scores, r), scale[r], -SHIFT));
+            faded[r] = exp2_fast(base[r] - raised);
             base[r] = raised;
             sum[r] *= faded[r];
         }

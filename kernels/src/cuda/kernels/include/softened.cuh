@@ -23,14 +23,7 @@ __device__ __forceinline__ void soften(
     const float (&scores)[KEYS / 2], uint32_t (&weights)[KEYS / 16][4], float (&fade)[2], Running<D>& part, float scale) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float most = -INFINITY, other = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-            most = fmaxf(most, scores[n * 4 + r * 2]), other = fmaxf(other, scores[n * 4 + r * 2 + 1]);
-        most = fmaxf(most, other);
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        most = fmaxf(part.max[r], most * scale);
+        float most = fmaxf(part.max[r], row_max(scores, r) * scale);
         float from = most == -INFINITY ? 0.f : most, sum = 0, sums = 0;
         fade[r] = factor(part.max[r], most);
         part.max[r] = most;

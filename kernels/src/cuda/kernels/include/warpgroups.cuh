@@ -34,6 +34,15 @@ template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+// The largest in a row of a product, over the four lanes that share it: 4 n + 2 r + i of a lane's are row r's.
+template <int N> __device__ __forceinline__ float row_max(const float (&d)[N], int r) {
+    float most = -INFINITY, other = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) most = fmaxf(most, d[n * 4 + r * 2]), other = fmaxf(other, d[n * 4 + r * 2 + 1]);
+    most = fmaxf(most, other);
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+}
 __device__ __forceinline__ void wait_for(uint32_t barrier, int parity) {
     asm volatile(
         "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra DONE; bra AGAIN; DONE: }" ::"r"(barrier),
