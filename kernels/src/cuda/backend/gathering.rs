@@ -51,8 +51,10 @@ pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda
     if are_linked(members) { at_once(members) } else { Ok(Box::new(Rendezvous::new(members))) }
 }
 
-/// By the kernel that waits for the others', even where all are on one GPU.
+/// By the kernel that waits for the others', even where all are on one GPU: different ones must be linked.
 pub(super) fn at_once(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
+    // Memory of a GPU is open to others from when somebody looked whether they are linked.
+    are_linked(members);
     Ok(Box::new(Inboxes::of(members)?))
 }
 
