@@ -12,6 +12,10 @@ const DIM: usize = 128;
 const KEYS: usize = 128;
 const ROWS: usize = 192;
 const FLOAT8_THREADS: u32 = 512;
+/// Most runs of keys, least blocks of one, and the part of the time that processors are to be busy.
+const MOST_RUNS: usize = 4;
+const RUN_BLOCKS: usize = 64;
+const BUSY: f64 = 0.9;
 const SHARED: usize = 2 * ROWS * DIM + 5 * 2 * KEYS * DIM + 1024;
 
 /// As `float8.cu` declares it.
@@ -40,7 +44,9 @@ struct Call {
     k_scale: u64,
     v_scale: u64,
     out: u64,
+    before: u64,
     lse: u64,
+    before_lse: u64,
     out_head: i64,
     out_row: i64,
     lse_head: i64,
@@ -51,8 +57,9 @@ struct Call {
     causal: i32,
     first: i32,
     end: i32,
+    runs: i32,
+    run_blocks: i32,
     scale: f32,
-    unused: [u64; 3],
 }
 
 const _: () = assert!(size_of::<Call>() == 512, "without gaps");
@@ -99,6 +106,10 @@ impl Device {
             map(k_codes.pointer, [k.heads, k.rows, DIM], KEYS as u32)?,
             map(v_codes.pointer, [k.heads, DIM, blocks * KEYS], DIM as u32)?,
         ];
+        let (row_tiles, processors) = (q.rows.div_ceil(ROWS) * q.heads, self.room().processors());
+        let runs = runs(row_tiles, blocks, processors);
+        let before = self.empty(&[(runs - 1) * q.rows, q.heads * DIM], DType::Bf16)?;
+        let before_lse = self.empty(&[(runs - 1) * q.heads, q.rows], DType::F32)?;
         let whole = Call {
             maps,
             q_scale,
@@ -106,7 +117,9 @@ impl Device {
             k_scale,
             v_scale,
             out: out.pointer,
+            before: before.pointer(),
             lse: lse.pointer(),
+            before_lse: before_lse.pointer(),
             out_head: out.at.head,
             out_row: out.at.row,
             lse_head: lse.shape[1] as i64,
@@ -117,12 +130,11 @@ impl Device {
             causal: i32::from(mask == Mask::Causal),
             first: 0,
             end: 0,
+            runs: runs as i32,
+            run_blocks: blocks.div_ceil(runs) as i32,
             scale,
-            unused: [0; 3],
         };
-        let (tiles, operations) =
-            (q.rows.div_ceil(ROWS) * q.heads, (4 * DIM * q.heads) as f64 * pairs(q.rows, k.rows, mask));
-        let processors = self.room().processors();
+        let (tiles, operations) = (row_tiles * runs, (4 * DIM * q.heads) as f64 * pairs(q.rows, k.rows, mask));
         let stretch = stretch(tiles, operations, processors);
         for first in (0..tiles).step_by(stretch) {
             let end = tiles.min(first + stretch);
@@ -132,8 +144,24 @@ impl Device {
             launch!(self, "attend_float8", spread, part)?;
             self.queued(q.rows, operations * (end - first) as f64 / tiles as f64)?;
         }
-        Ok(())
+        (0..runs - 1).try_for_each(|run| {
+            let part = before.rows(run * q.rows, (run + 1) * q.rows)?;
+            let of_part = before_lse.rows(run * q.heads, (run + 1) * q.heads)?;
+            self.merge_into((out, lse, 0), (part.token_major(q.heads)?, &of_part, 0))
+        })
     }
+}
+
+/// Into how many runs the keys are cut, of so many tiles over all of them: as few as leave no processor idle for more than a tenth of
+/// the time, else as many as leave them idle the least. Runs are long, so that what merging them takes is little.
+fn runs(tiles: usize, blocks: usize, processors: usize) -> usize {
+    let busy = |runs: usize| {
+        let all = tiles * runs;
+        all as f64 / all.next_multiple_of(processors) as f64
+    };
+    let allowed = || 1..=(blocks / RUN_BLOCKS).clamp(1, MOST_RUNS);
+    let best = || allowed().fold(1, |best, runs| if busy(runs) > busy(best) { runs } else { best });
+    allowed().find(|runs| busy(*runs) >= BUSY).unwrap_or_else(best)
 }
 
 /// Tiles that are queued at once: as many whole rounds over the processors as a quantum takes.
@@ -155,5 +183,14 @@ mod tests {
         assert_eq!(of(8704, 131_072), 132 * 8);
         assert_eq!(of(1 << 17, 1 << 20), 132, "a round is longer than a quantum");
         assert!(of(600, 600) > 4 * 32, "all of it");
+    }
+
+    #[test]
+    fn keys_are_cut_where_the_last_round_would_be_nearly_empty() {
+        let of = |rows: usize, heads: usize, keys: usize| runs(rows.div_ceil(ROWS) * heads, keys / KEYS, 132);
+        assert_eq!(of(1024, 32, 150 << 10), 2, "192 tiles take two rounds of 132, 384 three");
+        assert_eq!(of(8704, 32, 131_072), 1, "1472 tiles: 11.2 rounds");
+        assert_eq!(of(1024, 32, 8 << 10), 1, "runs would be short");
+        assert_eq!(of(900, 28, 1 << 20), 4, "140 tiles: 0.53, 0.71, 0.80 and 0.85 busy");
     }
 }

@@ -138,11 +138,14 @@ struct alignas(64) Call {
     const float* q_shift;  // natural: what the keys' mean adds to the scores
     const float* k_scale;  // (kv head, block), and so are those of values; above 0
     const float* v_scale;
-    bf16* out;
-    float* lse;            // natural, (query head, rows of the call)
+    bf16* out;             // of the last run of keys; and of those before, (run, row, query head, 128)
+    bf16* before;
+    float* lse;            // natural, (query head, rows of the call); and (run, query head, row)
+    float* before_lse;
     long long out_head, out_row, lse_head;
     int heads, group, rows, keys, causal;  // query heads, and how many share a kv head; causal: rows are the last of the keys
     int first, end;        // tiles that are computed, in their order
+    int runs, run_blocks;  // keys are cut into runs of so many blocks, each of which has tiles of its own
     float scale;
 };
 
@@ -187,6 +190,7 @@ struct Desk {
     uint64_t full[STAGES], empty[STAGES], query_full[2], query_empty[2];
     float2 scales[STAGES];  // of keys; and by what outputs so far are multiplied to be in units of these values
     float row_scales[ROWS];
+    int first_key[GROUPS];  // of a warpgroup's run
 };
 __device__ __forceinline__ uint32_t queries_at(uint32_t memory, int buffer) { return memory + buffer * QUERY_BYTES; }
 __device__ __forceinline__ uint32_t keys_at(uint32_t memory, int stage) { return memory + 2 * QUERY_BYTES + stage * STAGE_BYTES; }
@@ -199,18 +203,22 @@ __device__ __forceinline__ int visible(const Call& c, int row) {
 }
 
 struct Tile {
-    int head, first_row, blocks;
+    int head, first_row, run, first_block, blocks;
 };
-// The tile of a block of threads in a round. Tiles are in order of falling length, and rounds go there and back over the blocks of
-// threads, so that all have about the same to do. Without mask, heads that share keys are neighbours in time.
+// The tile of a block of threads in a round. Causal tiles are in order of falling length, and rounds go there and back over the blocks of
+// threads, so that all have about the same to do. Without mask, and where there are several runs, those over the same keys are neighbours.
 __device__ __forceinline__ bool tile_of_round(const Call& c, int round, Tile& tile) {
     int place = round % 2 ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x, number = c.first + round * (int)gridDim.x + place;
     int row_tiles = (c.rows + ROWS - 1) / ROWS;
     if (number >= c.end) return false;
-    int row_tile = c.causal ? row_tiles - 1 - number / c.heads : number % row_tiles;
-    tile.head = c.causal ? number % c.heads : number / row_tiles;
+    bool falling = c.causal && c.runs == 1;
+    int row_tile = falling ? row_tiles - 1 - number / c.heads : number % row_tiles, rest = number / row_tiles;
+    tile.head = falling ? number % c.heads : rest / c.runs;
+    tile.run = falling ? 0 : rest % c.runs;
     tile.first_row = row_tile * ROWS;
-    tile.blocks = (visible(c, min(c.rows, tile.first_row + ROWS) - 1) + KEYS - 1) / KEYS;
+    tile.first_block = tile.run * c.run_blocks;
+    int seen = (visible(c, min(c.rows, tile.first_row + ROWS) - 1) + KEYS - 1) / KEYS;
+    tile.blocks = max(0, min(c.run_blocks, seen - tile.first_block));
     return true;
 }
 
@@ -234,7 +242,7 @@ __device__ __forceinline__ void bring(const Call& c, uint32_t memory, Desk& desk
         expect(query_full, QUERY_BYTES);
         copy_kept_tile(queries_at(memory, buffer), c.q, query_full, 0, tile.first_row, tile.head);
         float value_scale = 0;
-        for (int block = 0; block < tile.blocks; block++, at = at.next()) {
+        for (int block = tile.first_block; block < tile.first_block + tile.blocks; block++, at = at.next()) {
             float key_scale = c.k_scale[kv_head * blocks + block], before = value_scale;
             value_scale = c.v_scale[kv_head * blocks + block];
             uint32_t barrier = full + at.stage * 8;
@@ -333,7 +341,7 @@ struct Group {
             scale[0] = rows[0] * of_keys, scale[1] = rows[8] * of_keys;
             products_done<0>();
             hold(product);
-            if (block >= clear) hide(product, first_row, block * KEYS);
+            if (block >= clear) hide(product, first_row, desk.first_key[member] + block * KEYS);
             raise(product, scale, faded);
             soften(product, scale, weights);
             uint32_t v = by_rows(values_at(memory, now.stage));
@@ -352,7 +360,8 @@ struct Group {
     }
     __device__ __forceinline__ void store(const Tile& tile) {
         int lane = threadIdx.x % 32, blocks = (call.keys + KEYS - 1) / KEYS;
-        float unit = tile.blocks > 0 ? call.v_scale[tile.head / call.group * blocks + tile.blocks - 1] : 0;
+        float unit = tile.blocks > 0 ? call.v_scale[tile.head / call.group * blocks + tile.first_block + tile.blocks - 1] : 0;
+        bool last = tile.run + 1 == call.runs;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
@@ -361,13 +370,16 @@ struct Group {
             if (row >= call.rows) continue;
             bool any = base[r] != NOTHING;
             float by = any ? __fdividef(unit, sum[r]) : 0.f;
-            bf16* to = call.out + tile.head * call.out_head + row * call.out_row + lane % 4 * 2;
+            size_t earlier = (size_t)tile.run * call.rows;
+            bf16* to = last ? call.out + tile.head * call.out_head + row * call.out_row
+                            : call.before + ((earlier + row) * call.heads + tile.head) * DIM;
+            to += lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++)
                 *(__nv_bfloat162*)(to + n * 8) = __floats2bfloat162_rn(out[n * 4 + r * 2] * by, out[n * 4 + r * 2 + 1] * by);
             float shift = call.q_shift[(size_t)tile.head * call.rows + row];
-            if (lane % 4 == 0)
-                call.lse[tile.head * call.lse_head + row] = any ? __fmaf_rn(base[r], LN2, logf(sum[r])) + shift : -INFINITY;
+            float* lse = last ? call.lse + tile.head * call.lse_head + row : call.before_lse + earlier * call.heads + tile.head * call.rows + row;
+            if (lane % 4 == 0) *lse = any ? __fmaf_rn(base[r], LN2, logf(sum[r])) + shift : -INFINITY;
         }
     }
     __device__ __forceinline__ void attend() {
@@ -375,6 +387,7 @@ struct Group {
         for (int round = 0; tile_of_round(call, round, tile); round++) {
             int first_row = same(tile.first_row + member * TILE), row = first_row + threadIdx.x % 128;
             warpgroup_barrier(1 + member);
+            if (threadIdx.x % 128 == 0) desk.first_key[member] = tile.first_block * KEYS;
             if (threadIdx.x % 128 < TILE)
                 desk.row_scales[member * TILE + threadIdx.x % 128] =
                     row < call.rows ? call.q_scale[(size_t)tile.head * call.rows + row] * call.scale * LOG2E : 1.f;
@@ -384,7 +397,8 @@ struct Group {
 #pragma unroll
             for (int i = 0; i < DIM / 2; i++) out[i] = 0;
             wait_for(shared_address(desk.query_full + round % 2), round / 2 % 2);
-            walk(same(queries_at(memory, round % 2) + member * TILE_BYTES), first_row, same(tile.blocks), same(visible(call, first_row) / KEYS));
+            walk(same(queries_at(memory, round % 2) + member * TILE_BYTES), first_row, same(tile.blocks),
+                 same(visible(call, first_row) / KEYS - tile.first_block));
             release(desk.query_empty[round % 2]);
             tile_of_round(call, round, tile);
             store(tile);
