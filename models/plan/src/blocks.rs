@@ -37,16 +37,18 @@ pub fn review_block(typed: Option<usize>, context: usize) -> Result<(), PlanErro
 pub type Work<'a> = dyn Fn(&[Range<usize>], Range<usize>) -> u64 + 'a;
 
 /// One block a host, unequal so that the host with the most work has as little as can be. `work(blocks before, range)` is
-/// what a block costs, more for a longer one.
+/// what a block costs, more for a longer one. Long blocks but the last are whole tiles of rows ([`grain`]).
 pub fn balanced_blocks(tokens: usize, hosts: usize, work: &Work) -> Vec<Range<usize>> {
     assert!(hosts > 0, "methods refuse a cluster without context hosts before they cut");
+    let grain = grain(tokens / hosts);
     // The longest blocks within a limit, in order.
     let cut = |limit: u64| {
         let mut start = 0;
         let mut blocks = Vec::with_capacity(hosts);
         while start < tokens && blocks.len() < hosts {
             let fits = |end: &usize| work(&blocks, start..*end) <= limit;
-            let end = partition_point(start + 1, tokens + 1, fits) - 1;
+            let longest = partition_point(start + 1, tokens + 1, fits) - 1;
+            let end = if longest < tokens { start + (longest - start) / grain * grain } else { tokens };
             if end == start {
                 break;
             }
@@ -65,6 +67,15 @@ pub fn balanced_blocks(tokens: usize, hosts: usize, work: &Work) -> Vec<Range<us
         }
     }
     cut(low)
+}
+
+/// What long blocks are multiples of, where they have so many tokens each: a 32nd of that, as a power of two, since kernels take rows
+/// by tiles; 1 where that is smaller than a tile.
+fn grain(each: usize) -> usize {
+    match (each / 32).checked_ilog2() {
+        Some(log) if log >= 6 => 1 << log,
+        _ => 1,
+    }
 }
 
 /// First value of `low..high` that `fits` does not hold for.
@@ -143,5 +154,7 @@ mod tests {
         assert_eq!(balanced_blocks(1000, 1, &work), [0..1000; 1]);
         let square = |_: &[Range<usize>], range: Range<usize>| (range.len() * range.len()) as u64;
         assert_eq!(balanced_blocks(9, 3, &square), [0..3, 3..6, 6..9]);
+        let long = balanced_blocks(100_001, 4, &work);
+        assert_eq!(long, [0..25_088, 25_088..50_176, 50_176..75_264, 75_264..100_001], "multiples of 512");
     }
 }
