@@ -57,7 +57,7 @@ pub fn is_continued(turns: &[ChatTurn]) -> bool {
 }
 
 /// Bytes of a message that goes on with a conversation, up to which all of it is the question, and of its end where it is longer.
-const QUESTION_BYTES: (usize, usize) = (1024, 512);
+const QUESTION_BYTES: (usize, usize) = (512, 256);
 
 /// Bytes of a message that are context rather than question: up to a border between words.
 fn long_before(text: &str) -> usize {
@@ -168,7 +168,7 @@ mod tests {
         let (document, found) = ("word ".repeat(2000), "found it ".repeat(400));
         let turns = [(User, document.as_str()), (Assistant, "Yes."), (User, found.as_str())];
         let (context, query) = split(&turns);
-        assert!(query.len() > 512 && query.len() < 528 && query.starts_with(" "), "{}", query.len());
+        assert!(query.len() > 256 && query.len() < 272 && query.starts_with(" "), "{}", query.len());
         assert_eq!(context + &query, format!("<|begin_of_text|>{document}\n\nYes.\n\n{found}"));
         let unbroken = "x".repeat(3000);
         assert_eq!(split(&[turns[0], turns[1], (User, &unbroken)]).1, unbroken);
