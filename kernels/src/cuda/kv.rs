@@ -11,6 +11,7 @@ pub(super) mod tails;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use super::attention::CachedCodes;
 use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
 use super::moves::CopyRun;
@@ -39,6 +40,8 @@ pub struct CudaKv {
     /// Maps in device memory, of this layer and those behind it, which the first layer keeps: of tokens, or of all the capacity where
     /// that is cleared.
     kept: OnceLock<Arc<KeptMaps>>,
+    /// Of a cache that grows while it is attended to: its codes, where attention makes some.
+    codes: Option<Arc<CachedCodes>>,
 }
 
 impl CudaKv {
@@ -64,7 +67,7 @@ impl CudaKv {
         let bytes = rows.bytes(capacity);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
         let (written, maps) = (device.queue().written(), Default::default());
-        Ok(Self { buffers, rows, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new() })
+        Ok(Self { buffers, rows, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new(), codes: None })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
@@ -80,6 +83,7 @@ impl CudaKv {
             maps: Default::default(),
             cleared: false,
             kept: OnceLock::new(),
+            codes: None,
         })
     }
 
@@ -126,7 +130,8 @@ impl CudaKv {
         [0, 1].map(|i| {
             let shape = [heads, end - start, dim];
             let map = Some(&self.maps[i]).filter(|_| (start, end) == (0, self.len));
-            View::new(pointer(&self.buffers[i]), shape, at, of.computed).written(self.written).mapped(map)
+            let codes = self.codes.as_deref().filter(|_| start == 0);
+            View::new(pointer(&self.buffers[i]), shape, at, of.computed).written(self.written).mapped(map).coded(codes)
         })
     }
 
@@ -151,6 +156,9 @@ impl CudaKv {
             let grown = Self::with_rows(device, self.rows, capacity)?;
             device.copy_bytes(&self.copies(0..start, (&grown, 0)))?;
             *self = grown;
+        }
+        if let Some(codes) = &self.codes {
+            codes.forget_from(start);
         }
         self.resize(end);
         self.written = WriteMark::UNKNOWN;
@@ -265,6 +273,7 @@ impl CudaKv {
         device.copy_bytes(&copies)?;
         device.widen_rows(rows.dim, rows.of.computed, &widened)?;
         joined.resize(tokens);
+        joined.codes = Some(Arc::new(CachedCodes::of(joined.capacity)));
         joined.written = device.queue().written();
         Ok(joined)
     }

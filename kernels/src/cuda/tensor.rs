@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 
+use super::attention::CachedCodes;
 use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, WriteMark};
 use crate::{DType, HostTensor, KernelError, RawBytes};
@@ -69,12 +70,15 @@ pub struct View<'a> {
     pub(super) written: WriteMark,
     /// Where the map of what it views is kept.
     pub(super) map: Option<&'a OnceLock<Box<Map>>>,
+    /// Where codes of these keys and the values beside them are kept.
+    pub(super) codes: Option<&'a CachedCodes>,
     lives: PhantomData<&'a DeviceBuffer>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
-        Self { pointer, heads, rows, dim, at, dtype, written: WriteMark::UNKNOWN, map: None, lives: PhantomData }
+        let written = WriteMark::UNKNOWN;
+        Self { pointer, heads, rows, dim, at, dtype, written, map: None, codes: None, lives: PhantomData }
     }
 
     /// The same, of memory that no later launch writes.
@@ -87,6 +91,11 @@ impl<'a> View<'a> {
         Self { map, ..self }
     }
 
+    /// The same, whose codes are kept here.
+    pub(super) fn coded(self, codes: Option<&'a CachedCodes>) -> Self {
+        Self { codes, ..self }
+    }
+
     /// `(heads, rows, dim)`.
     pub fn shape(&self) -> [usize; 3] {
         [self.heads, self.rows, self.dim]
@@ -96,7 +105,7 @@ impl<'a> View<'a> {
     pub(super) fn of_heads(self, heads: Range<usize>) -> Self {
         debug_assert!(heads.start <= heads.end && heads.end <= self.heads, "heads {heads:?} of {}", self.heads);
         let pointer = self.pointer + (heads.start as i64 * self.at.head) as u64 * self.dtype.size() as u64;
-        Self { pointer, heads: heads.len(), map: None, ..self }
+        Self { pointer, heads: heads.len(), map: None, codes: None, ..self }
     }
 
     /// Rows `start..end` of every head.
@@ -106,7 +115,9 @@ impl<'a> View<'a> {
     pub fn part(self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.rows, "rows {start}..{end} of {}", self.rows);
         let pointer = self.pointer + (start as i64 * self.at.row) as u64 * self.dtype.size() as u64;
-        Self { pointer, rows: end - start, map: self.map.filter(|_| end - start == self.rows), ..self }
+        let whole = end - start == self.rows;
+        let (map, codes) = (self.map.filter(|_| whole), self.codes.filter(|_| whole));
+        Self { pointer, rows: end - start, map, codes, ..self }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attention on the GPU by each kernel: prefill, and few rows on many keys.
 
 use asterism_kernels::cuda::CudaAttentionCall;
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Mask};
 
@@ -85,7 +86,10 @@ fn attention_in_8_bit_floats_is_close_to_the_reference() {
     let gpu = &gpu;
     for (query, kv) in [(8, 2), (3, 3)] {
         let heads = Heads { query, kv, dim: 128 };
-        for (queries, keys) in [(513, 1), (513, 127), (513, 513), (600, 1000), (1100, 1659), (777, 4096)] {
+        let calls = [(513, 1), (513, 127), (513, 513), (600, 1000), (1100, 1659), (777, 4096)];
+        // Keys that are cut into runs.
+        let in_runs = (query == kv).then_some((520, 16_500));
+        for (queries, keys) in calls.into_iter().chain(in_runs) {
             for mask in [Mask::None, Mask::Causal].into_iter().take(1 + usize::from(keys >= queries)) {
                 let shape = AttentionShape { heads, queries, keys, mask };
                 let seed = (queries * 31 + keys) as u64;
@@ -116,6 +120,41 @@ fn attention_in_8_bit_floats_is_close_to_the_reference() {
                 assert!(made() == [got, got_lse], "{shape:?}: other bits the second time");
             }
         }
+    }
+}
+
+/// Keys that follow others in a cache find the codes of these, and give the bits of a cache that has all of them at once.
+#[test]
+fn a_cache_that_grows_keeps_its_codes_in_8_bit_floats() {
+    let Some(_shared) = gpu() else { return };
+    let options = CudaOptions { float8_attention: true, ..CudaOptions::plain(0, DType::Bf16) };
+    let Ok(gpu) = Cuda::new(options) else { return };
+    let (query, kv) = (4, 2);
+    let cache = |keys: usize, seed| {
+        let [k, v] = [0, 1].map(|i: u32| gpu.device().random(&[kv, keys, 128], DType::Bf16, seed + i, 1.0).unwrap());
+        gpu.kv(&k, &v).unwrap()
+    };
+    for (first, then) in [(1024, [600, 1000]), (900, [513, 700]), (2048, [1024, 520])] {
+        let first = cache(first, 1);
+        let (mut grown, mut all) = (gpu.kv_joined(&first, &[], 3000).unwrap(), first);
+        let bits = |kv: &_, rows, seed| {
+            let q = gpu.device().random(&[query, rows, 128], DType::Bf16, seed, 1.0).unwrap();
+            let partial = gpu.attention(&q, kv, Mask::Causal).unwrap();
+            [partial.output, partial.lse].map(|x| gpu.device().download(&x).unwrap())
+        };
+        for (at, rows) in then.into_iter().enumerate() {
+            let more = cache(rows, 10 + at as u32);
+            gpu.kv_extend(&mut grown, &more).unwrap();
+            gpu.kv_extend(&mut all, &more).unwrap();
+            assert!(bits(&grown, rows, 20) == bits(&all, rows, 20), "{rows} rows behind those of before");
+        }
+        // Others in the place of the last ones, which end within a block.
+        let len = gpu.kv_len(&all) - 100;
+        for kv in [&mut grown, &mut all] {
+            gpu.kv_truncate(kv, len).unwrap();
+            gpu.kv_extend(kv, &cache(600, 30)).unwrap();
+        }
+        assert!(bits(&grown, 600, 21) == bits(&all, 600, 21), "behind what was taken back");
     }
 }
 

@@ -128,6 +128,7 @@ fn grown(
             maps: Default::default(),
             cleared: true,
             kept: OnceLock::new(),
+            codes: None,
         };
         if keys > 0 {
             copies.append(&mut own[layer].copies(0..keys, (&grown, 0)));

@@ -1,8 +1,11 @@
-//! Attention of many rows in 8-bit floats, for heads of 128 elements on Hopper: what it is given is made 8-bit floats for each call.
+//! Attention of many rows in 8-bit floats, for heads of 128 elements on Hopper: what it is given is made 8-bit floats for each call, but
+//! for keys that lie in a cache which keeps their codes.
+
+use std::sync::{Mutex, PoisonError};
 
 use super::super::super::device::layout::{Lies, Map, Strides, encode};
-use super::super::super::device::{Device, LaunchShape, QUANTUM_OPERATIONS, launch};
-use super::super::super::tensor::View;
+use super::super::super::device::{Device, DeviceBuffer, LaunchShape, QUANTUM_OPERATIONS, launch};
+use super::super::super::tensor::{Tensor, View};
 use super::super::call::CudaAttentionCall;
 use super::super::parts::pairs;
 use crate::{DType, KernelError, Mask};
@@ -12,6 +15,8 @@ const DIM: usize = 128;
 const KEYS: usize = 128;
 const ROWS: usize = 192;
 const FLOAT8_THREADS: u32 = 512;
+/// First keys of a head, of which the mean is taken, as the kernel has them.
+const SAMPLE: usize = 1024;
 /// Most runs of keys, least blocks of one, and the part of the time that processors are to be busy.
 const MOST_RUNS: usize = 4;
 const RUN_BLOCKS: usize = 64;
@@ -58,11 +63,81 @@ struct Call {
     first: i32,
     end: i32,
     runs: i32,
-    run_blocks: i32,
+    blocks: i32,
     scale: f32,
 }
 
 const _: () = assert!(size_of::<Call>() == 512, "without gaps");
+
+/// Codes of the keys and values of a cache, which its first call makes and later ones go on with. A block's codes are those of the keys
+/// in it and of the first keys of all.
+pub struct CachedCodes {
+    tokens: usize,
+    made: Mutex<Option<KeyCodes>>,
+}
+
+impl CachedCodes {
+    /// None yet, of a cache with room for so many tokens.
+    pub fn of(tokens: usize) -> Self {
+        Self { tokens, made: Mutex::new(None) }
+    }
+
+    /// Others are written from this token on.
+    pub fn forget_from(&self, token: usize) {
+        if let Some(codes) = &mut *self.made.lock().unwrap_or_else(PoisonError::into_inner) {
+            codes.keys = codes.keys.min(token);
+        }
+    }
+}
+
+/// Keys and values as codes, with room for `blocks` of them.
+struct KeyCodes {
+    /// `(kv heads, 128)` f32.
+    means: Tensor,
+    /// Of keys, then of values, `(kv heads, blocks)` f32.
+    scales: Tensor,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    blocks: usize,
+    /// Whose codes these are.
+    keys: usize,
+}
+
+impl KeyCodes {
+    fn with_room(device: &Device, heads: usize, tokens: usize) -> Result<Self, KernelError> {
+        let blocks = tokens.div_ceil(KEYS);
+        let [k, v] = [device.alloc(heads * blocks * KEYS * DIM)?, device.alloc(heads * blocks * KEYS * DIM)?];
+        let [means, scales] = [[1, heads, DIM], [2, heads, blocks]].map(|shape| device.empty(&shape, DType::F32));
+        Ok(Self { means: means?, scales: scales?, k, v, blocks, keys: 0 })
+    }
+
+    /// Makes codes of those that have none, and of all in a block with such.
+    fn take(&mut self, device: &Device, k: View<'_>, v: View<'_>) -> Result<(), KernelError> {
+        let mean = self.means.pointer();
+        // Codes are those that they would be if all were made now: whole blocks stand, and the mean where it is of as many keys.
+        let stand = match self.keys.min(k.rows) {
+            keys if keys < SAMPLE => 0,
+            keys => keys / KEYS,
+        };
+        if stand == 0 {
+            let of_heads = LaunchShape { blocks: (k.heads, 1), threads: 1024, shared: 0 };
+            launch!(device, "centre_float8", of_heads, Matrix::of(k), mean)?;
+        }
+        let others = k.rows.div_ceil(KEYS) - stand;
+        if others > 0 {
+            let of_blocks = LaunchShape { blocks: (others, k.heads), threads: 256, shared: 0 };
+            let (from, blocks, [k_scale, v_scale]) = (stand as i32, self.blocks as i32, self.scales());
+            launch!(device, "keys_float8", of_blocks, Matrix::of(k), self.k.pointer, k_scale, from, blocks, mean)?;
+            launch!(device, "values_float8", of_blocks, Matrix::of(v), self.v.pointer, v_scale, from, blocks)?;
+        }
+        self.keys = k.rows;
+        Ok(())
+    }
+
+    fn scales(&self) -> [u64; 2] {
+        [0, 1].map(|of| self.scales.pointer() + (4 * of * self.means.shape()[1] * self.blocks) as u64)
+    }
+}
 
 impl CudaAttentionCall<'_> {
     /// Whether there is a kernel for it in 8-bit floats.
@@ -78,23 +153,19 @@ impl Device {
     pub(in super::super) fn attend_float8(&self, call: &CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let CudaAttentionCall { q, k, v, out, lse, mask } = *call;
         let (group, blocks, scale) = (q.heads / k.heads, k.rows.div_ceil(KEYS), 1.0 / (DIM as f32).sqrt());
-        let means = self.empty(&[k.heads, DIM], DType::F32)?;
+        let mut kept = k.codes.map(|cached| cached.made.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut own = None;
+        let codes = match (&mut kept, k.codes) {
+            (Some(kept), Some(cached)) => filled(kept, || KeyCodes::with_room(self, k.heads, cached.tokens))?,
+            _ => filled(&mut own, || KeyCodes::with_room(self, k.heads, k.rows))?,
+        };
+        codes.take(self, k, v)?;
         let q_scales = self.empty(&[2, q.heads, q.rows], DType::F32)?;
-        let kv_scales = self.empty(&[2, k.heads, blocks], DType::F32)?;
-        let [q_codes, k_codes] = [self.alloc(q.heads * q.rows * DIM)?, self.alloc(k.heads * k.rows * DIM)?];
-        let v_codes = self.alloc(k.heads * blocks * KEYS * DIM)?;
-        let [q_scale, k_scale] = [&q_scales, &kv_scales].map(|scales| scales.pointer());
+        let (q_codes, q_scale) = (self.alloc(q.heads * q.rows * DIM)?, q_scales.pointer());
         let q_shift = q_scale + (4 * q.heads * q.rows) as u64;
-        let v_scale = k_scale + (4 * k.heads * blocks) as u64;
-
-        let spread = |blocks, threads| LaunchShape { blocks, threads, shared: 0 };
-        launch!(self, "centre_float8", spread((k.heads, 1), 1024), Matrix::of(k), means.pointer())?;
-        let (to, mean) = (q_codes.pointer, means.pointer());
-        let of_rows = spread((q.rows.div_ceil(8), q.heads), 256);
+        let (to, mean) = (q_codes.pointer, codes.means.pointer());
+        let of_rows = LaunchShape { blocks: (q.rows.div_ceil(8), q.heads), threads: 256, shared: 0 };
         launch!(self, "queries_float8", of_rows, Matrix::of(q), to, q_scale, q_shift, mean, group as i32, scale)?;
-        let of_blocks = spread((blocks, k.heads), 256);
-        launch!(self, "keys_float8", of_blocks, Matrix::of(k), k_codes.pointer, k_scale, mean)?;
-        launch!(self, "values_float8", of_blocks, Matrix::of(v), v_codes.pointer, v_scale)?;
 
         // Elements of maps are two codes.
         let map = |pointer, [heads, rows, columns]: [usize; 3], copied| {
@@ -103,8 +174,8 @@ impl Device {
         };
         let maps = [
             map(q_codes.pointer, [q.heads, q.rows, DIM], ROWS as u32)?,
-            map(k_codes.pointer, [k.heads, k.rows, DIM], KEYS as u32)?,
-            map(v_codes.pointer, [k.heads, DIM, blocks * KEYS], DIM as u32)?,
+            map(codes.k.pointer, [k.heads, codes.blocks * KEYS, DIM], KEYS as u32)?,
+            map(codes.v.pointer, [k.heads, DIM, codes.blocks * KEYS], DIM as u32)?,
         ];
         let (row_tiles, processors) = (q.rows.div_ceil(ROWS) * q.heads, self.room().processors());
         let runs = runs(row_tiles, blocks, processors);
@@ -114,8 +185,8 @@ impl Device {
             maps,
             q_scale,
             q_shift,
-            k_scale,
-            v_scale,
+            k_scale: codes.scales()[0],
+            v_scale: codes.scales()[1],
             out: out.pointer,
             before: before.pointer(),
             lse: lse.pointer(),
@@ -131,7 +202,7 @@ impl Device {
             first: 0,
             end: 0,
             runs: runs as i32,
-            run_blocks: blocks.div_ceil(runs) as i32,
+            blocks: codes.blocks as i32,
             scale,
         };
         let (tiles, operations) = (row_tiles * runs, (4 * DIM * q.heads) as f64 * pairs(q.rows, k.rows, mask));
@@ -150,6 +221,15 @@ impl Device {
             self.merge_into((out, lse, 0), (part.token_major(q.heads)?, &of_part, 0))
         })
     }
+}
+
+/// What there is, or what is made.
+fn filled<T>(place: &mut Option<T>, make: impl FnOnce() -> Result<T, KernelError>) -> Result<&mut T, KernelError> {
+    let made = match place.take() {
+        Some(made) => made,
+        None => make()?,
+    };
+    Ok(place.insert(made))
 }
 
 /// Into how many runs the keys are cut, of so many tiles over all of them: as few as leave no processor idle for more than a tenth of

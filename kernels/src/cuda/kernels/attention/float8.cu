@@ -1,7 +1,7 @@
 // Attention of many rows with log-sum-exp on Hopper in 8-bit floats (e4m3), for heads of 128 elements.
 //
-// Queries have a scale each, keys and values one a block of 128. From keys some mean of theirs is taken before, which all scores of a row
-// have in common: it leaves outputs as they are, and log-sum-exps get it back. Scores are summed within a product; weights times values
+// Queries have a scale each, keys and values one a block of 128. From keys the mean of the first of them is taken before, which all scores
+// of a row have in common: it leaves outputs as they are, and log-sum-exps get it back. Scores are summed within a product; weights times values
 // of one block go to fresh registers, which are added to the outputs in f32, since tensor cores sum products of 8-bit floats with few bits.
 // Sums are of weights before they are rounded. Values lie transposed, with keys in such an order (`place_of_key`) that scores, made weights
 // where they are, are the left side of the second product.
@@ -14,7 +14,7 @@
 
 constexpr int DIM = 128, KEYS = 128;  // elements of a head; keys of a block
 constexpr int GROUPS = 3;              // warpgroups with rows
-constexpr int SAMPLE = 1024;           // keys of which the mean is, evenly
+constexpr int SAMPLE = 1024;           // first keys, of which the mean is: that of others stays as more of them come
 
 // Rows of 128, of each head.
 struct Matrix {
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t pack4(float a, float b, float c, float d) {
     return high << 16 | low;
 }
 
-// The mean of some keys of each head, (kv head, 128). A block of 32 warps a head.
+// The mean of the first keys of each head, (kv head, 128). A block of 32 warps a head.
 extern "C" __global__ void __launch_bounds__(1024) centre_float8(Matrix keys, float* means) {
     __shared__ float sums[32][DIM];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = min(keys.rows, SAMPLE);
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(1024) centre_float8(Matrix keys, fl
 #pragma unroll 8
     for (int i = warp; i < count; i += 32) {
         float x[4];
-        load_row(keys, blockIdx.x, (int)((long long)i * keys.rows / count), x);
+        load_row(keys, blockIdx.x, i, x);
         for (int j = 0; j < 4; j++) sum[j] += x[j];
     }
     for (int j = 0; j < 4; j++) sums[warp][lane * 4 + j] = sum[j];
@@ -75,15 +75,15 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane == 0) scales[place] = scale, shifts[place] = shift * by;
 }
 
-// A block of 128 rows in the registers of 256 threads, less `mean` (null: nothing): a warp has the rows warp + 8 i, a lane four columns.
-// Returns the scale of all.
-__device__ __forceinline__ float load_block(const Matrix& m, const float* mean, float (&x)[16][4]) {
+// A block of 128 rows, from `first` on, in the registers of 256 threads, less `mean` (null: nothing): a warp has the rows warp + 8 i, a
+// lane four columns. Returns the scale of all.
+__device__ __forceinline__ float load_block(const Matrix& m, int first, const float* mean, float (&x)[16][4]) {
     float most = 0, off[4] = {};
     if (mean)
         for (int j = 0; j < 4; j++) off[j] = mean[blockIdx.y * DIM + threadIdx.x % 32 * 4 + j];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        int row = blockIdx.x * KEYS + threadIdx.x / 32 + i * 8;
+        int row = first + threadIdx.x / 32 + i * 8;
         x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0;
         if (row >= m.rows) continue;
         load_row(m, blockIdx.y, row, x[i]);
@@ -93,28 +93,31 @@ __device__ __forceinline__ float load_block(const Matrix& m, const float* mean, 
     return scale_of(block_max(most));
 }
 
-// Keys less their mean, 256 threads a block, grid (blocks, kv heads): to (kv head, key, 128) and scales (kv head, block).
-extern "C" __global__ void __launch_bounds__(256) keys_float8(Matrix m, uint32_t* to, float* scales, const float* means) {
-    float x[16][4], scale = load_block(m, means, x), over = 1 / scale;
+// Keys less their mean from block `from` on, 256 threads a block, grid (blocks, kv heads): to (kv head, key, 128) and scales (kv head,
+// block), with room for so many blocks.
+extern "C" __global__ void __launch_bounds__(256) keys_float8(Matrix m, uint32_t* to, float* scales, int from, int blocks, const float* means) {
+    int block = from + blockIdx.x;
+    float x[16][4], scale = load_block(m, block * KEYS, means, x), over = 1 / scale;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        int row = blockIdx.x * KEYS + threadIdx.x / 32 + i * 8;
-        if (row < m.rows)
-            to[((size_t)blockIdx.y * m.rows + row) * 32 + threadIdx.x % 32] =
+        int row = threadIdx.x / 32 + i * 8;
+        if (block * KEYS + row < m.rows)
+            to[(((size_t)blockIdx.y * blocks + block) * KEYS + row) * 32 + threadIdx.x % 32] =
                 pack4(x[i][0] * over, x[i][1] * over, x[i][2] * over, x[i][3] * over);
     }
-    if (threadIdx.x == 0) scales[blockIdx.y * gridDim.x + blockIdx.x] = scale;
+    if (threadIdx.x == 0) scales[blockIdx.y * blocks + block] = scale;
 }
 
 // Where the value of a key lies among 16. A thread of a product has, of two groups of 8 columns, the columns 2 t and 2 t + 1 (t = lane %
 // 4); as the left side of the next product these are its columns 4 t to 4 t + 3.
 __device__ __forceinline__ int place_of_key(int key) { return key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
-// Values, likewise, transposed; of keys that are none, zeros up to a whole block: to (kv head, 128, keys of all blocks).
-extern "C" __global__ void __launch_bounds__(256) values_float8(Matrix m, uint32_t* to, float* scales) {
+// Values, likewise, transposed; of keys that are none, zeros up to a whole block: to (kv head, 128, keys of all blocks that there is room for).
+extern "C" __global__ void __launch_bounds__(256) values_float8(Matrix m, uint32_t* to, float* scales, int from, int blocks) {
     // Of 128 bytes and four more, so that columns start in different banks.
     __shared__ unsigned char columns[DIM][KEYS + 4];
-    float x[16][4], scale = load_block(m, nullptr, x), over = 1 / scale;
+    int block = from + blockIdx.x;
+    float x[16][4], scale = load_block(m, block * KEYS, nullptr, x), over = 1 / scale;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -127,9 +130,9 @@ extern "C" __global__ void __launch_bounds__(256) values_float8(Matrix m, uint32
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int column = warp + i * 8;
-        to[((size_t)blockIdx.y * DIM + column) * (gridDim.x * 32) + blockIdx.x * 32 + lane] = *(uint32_t*)&columns[column][lane * 4];
+        to[((size_t)blockIdx.y * DIM + column) * (blocks * 32) + block * 32 + lane] = *(uint32_t*)&columns[column][lane * 4];
     }
-    if (threadIdx.x == 0) scales[blockIdx.y * gridDim.x + blockIdx.x] = scale;
+    if (threadIdx.x == 0) scales[blockIdx.y * blocks + block] = scale;
 }
 
 struct alignas(64) Call {
@@ -145,7 +148,8 @@ struct alignas(64) Call {
     long long out_head, out_row, lse_head;
     int heads, group, rows, keys, causal;  // query heads, and how many share a kv head; causal: rows are the last of the keys
     int first, end;        // tiles that are computed, in their order
-    int runs, run_blocks;  // keys are cut into runs of so many blocks, each of which has tiles of its own
+    int runs;    // into which keys are cut; each has tiles of its own
+    int blocks;  // for which there is room in keys, values and scales
     float scale;
 };
 
@@ -216,9 +220,10 @@ __device__ __forceinline__ bool tile_of_round(const Call& c, int round, Tile& ti
     tile.head = falling ? number % c.heads : rest / c.runs;
     tile.run = falling ? 0 : rest % c.runs;
     tile.first_row = row_tile * ROWS;
-    tile.first_block = tile.run * c.run_blocks;
+    int run_blocks = ((c.keys + KEYS - 1) / KEYS + c.runs - 1) / c.runs;
+    tile.first_block = tile.run * run_blocks;
     int seen = (visible(c, min(c.rows, tile.first_row + ROWS) - 1) + KEYS - 1) / KEYS;
-    tile.blocks = max(0, min(c.run_blocks, seen - tile.first_block));
+    tile.blocks = max(0, min(run_blocks, seen - tile.first_block));
     return true;
 }
 
@@ -234,7 +239,6 @@ __device__ __forceinline__ void bring(const Call& c, uint32_t memory, Desk& desk
     await_map(c.q), await_map(c.k), await_map(c.v);
     Place at{0, 0};
     Tile tile;
-    int blocks = (c.keys + KEYS - 1) / KEYS;
     for (int round = 0; tile_of_round(c, round, tile); round++) {
         int buffer = round % 2, kv_head = tile.head / c.group;
         uint32_t query_full = shared_address(desk.query_full + buffer);
@@ -243,8 +247,8 @@ __device__ __forceinline__ void bring(const Call& c, uint32_t memory, Desk& desk
         copy_kept_tile(queries_at(memory, buffer), c.q, query_full, 0, tile.first_row, tile.head);
         float value_scale = 0;
         for (int block = tile.first_block; block < tile.first_block + tile.blocks; block++, at = at.next()) {
-            float key_scale = c.k_scale[kv_head * blocks + block], before = value_scale;
-            value_scale = c.v_scale[kv_head * blocks + block];
+            float key_scale = c.k_scale[kv_head * c.blocks + block], before = value_scale;
+            value_scale = c.v_scale[kv_head * c.blocks + block];
             uint32_t barrier = full + at.stage * 8;
             wait_for(empty + at.stage * 8, at.parity ^ 1);
             desk.scales[at.stage] = make_float2(key_scale, __fdividef(before, value_scale));
@@ -359,8 +363,8 @@ struct Group {
         }
     }
     __device__ __forceinline__ void store(const Tile& tile) {
-        int lane = threadIdx.x % 32, blocks = (call.keys + KEYS - 1) / KEYS;
-        float unit = tile.blocks > 0 ? call.v_scale[tile.head / call.group * blocks + tile.first_block + tile.blocks - 1] : 0;
+        int lane = threadIdx.x % 32;
+        float unit = tile.blocks > 0 ? call.v_scale[tile.head / call.group * call.blocks + tile.first_block + tile.blocks - 1] : 0;
         bool last = tile.run + 1 == call.runs;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
