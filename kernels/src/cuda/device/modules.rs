@@ -104,7 +104,7 @@ pub const MODULES: &[Module] = &[
         &[
             (HEAD_SIZES, &["combine", "combine_placed", "combine_placed_carried"]),
             (HEAD_SIZES, &["combine_deep", "combine_placed_deep", "combine_placed_carried_deep"]),
-            (HEAD_SIZES, &["combine_merged", "combine_merged_deep"]),
+            (HEAD_SIZES, &["combine_merged", "combine_merged_deep", "combine_merged_flat"]),
         ],
     ),
     (

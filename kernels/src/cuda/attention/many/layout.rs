@@ -84,14 +84,17 @@ impl FewCalls {
 
 /// How the calls' results become those of rows.
 enum LaidMerging {
-    /// Combined and merged at once: rows, and where the table has them and the calls of each.
-    AtOnce(usize, [u64; 2]),
+    /// Combined and merged at once: rows, the most calls of one, and where the table has the rows and their calls.
+    AtOnce { rows: usize, inputs: usize, places: [u64; 2] },
     /// Level by level.
     Levels { levels: Vec<(Merges, [u64; 2])>, tops: (Merges, [u64; 2]) },
 }
 
 /// Calls that are merged at once at most, as the kernel has it.
 const INPUTS: usize = 4;
+/// Most calls of a row, and most pieces of one, that have a kernel of fewer steps.
+const FLAT_INPUTS: usize = 2;
+const FLAT_PIECES: usize = 2;
 
 /// As `combine.cu` declares it.
 #[repr(C)]
@@ -147,12 +150,14 @@ impl Laid {
         }
         let out = device.empty(&self.q.shape, DType::Bf16)?;
         match &self.merging {
-            LaidMerging::AtOnce(rows, places) => {
-                let (depth, spread) = combining(round.most_of_a_call()[1], heads.query / heads.kv);
+            LaidMerging::AtOnce { rows, inputs: most, places } => {
+                let (pieces, group) = (round.most_of_a_call()[1], heads.query / heads.kv);
+                let (depth, spread) = combining(pieces, group);
+                let flat = *most <= FLAT_INPUTS && pieces <= FLAT_PIECES;
                 let spread = LaunchShape { blocks: (rows * spread.blocks.0, heads.kv), ..spread };
                 let ([list, inputs], combinations) = (places.map(|at| self.at(at)), self.at(layout.combinations));
-                let (to, group, query) = (out.pointer(), (heads.query / heads.kv) as i32, heads.query as i32);
-                let name = format!("combine_merged{depth}_{}", heads.dim);
+                let (to, group, query) = (out.pointer(), group as i32, heads.query as i32);
+                let name = format!("combine_merged{}_{}", if flat { "_flat" } else { depth }, heads.dim);
                 launch!(device, &name, spread, combinations, list, inputs, to, group, query)?;
             }
             LaidMerging::Levels { levels, tops: (tops, at) } => {
@@ -268,7 +273,8 @@ fn at_once(merging: &Merging, asks: &[LaidAsk<'_>], of_ask: &[usize], table: &mu
             rows.push(TopRow { first, count, row: (row % CHUNK) as i32, to: rows.len() as i32 });
         }
     }
-    LaidMerging::AtOnce(rows.len(), [table.push(&rows), table.push(&calls)])
+    let inputs = merging.tops.iter().map(Vec::len).max().unwrap_or(0);
+    LaidMerging::AtOnce { rows: rows.len(), inputs, places: [table.push(&rows), table.push(&calls)] }
 }
 
 fn level_by_level(merging: &Merging, slots: &mut TreeSlots, table: &mut Table) -> LaidMerging {

@@ -125,6 +125,33 @@ struct TopRow {
     int first, count, row, to;  // which of the inputs, its row in their calls, where its outputs go
 };
 constexpr int INPUTS = 4;
+// Outputs of `count` calls by their log-sum-exps, of which `max` is the largest.
+template <int MOST, int V>
+__device__ __forceinline__ void merge_outputs(
+    const Pack<float, V> (&outputs)[MOST], float (&weights)[MOST], float max, int count, Pack<float, V>& total) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        if (i >= count) break;
+        weights[i] = weights[i] == -INFINITY ? 0.f : expf(weights[i] - max);
+        sum += weights[i];
+    }
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
+#pragma unroll
+    for (int j = 0; j < V; j++) total.x[j] = 0;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        if (i >= count) break;
+#pragma unroll
+        for (int j = 0; j < V; j++) total.x[j] = fmaf(outputs[i].x[j], weights[i] * inverse, total.x[j]);
+    }
+}
+template <int V> __device__ __forceinline__ void round_to(bf16* to, const Pack<float, V>& x) {
+    Pack<bf16, V> rounded;
+#pragma unroll
+    for (int j = 0; j < V; j++) rounded.x[j] = narrow<bf16>(x.x[j]);
+    *(Pack<bf16, V>*)to = rounded;
+}
 template <int AHEAD, int V, int D>
 __device__ __forceinline__ void combine_merged_at(
     const PlacedCombination* calls, const TopRow* rows, const int* inputs, bf16* to, int group, int query) {
@@ -136,32 +163,71 @@ __device__ __forceinline__ void combine_merged_at(
     int kv_head = blockIdx.y, head = kv_head * group + place.row;
     place.row += r.row * group;
     Pack<float, V> outputs[INPUTS], total;
-    float weights[INPUTS], max = -INFINITY, sum = 0;
+    float weights[INPUTS], max = -INFINITY;
 #pragma unroll
     for (int i = 0; i < INPUTS; i++) {
         if (i >= r.count) break;
         outputs[i] = combine_pieces<AHEAD>(calls[inputs[r.first + i]].pieces, place, kv_head, weights[i]);
         max = fmaxf(max, weights[i]);
     }
+    merge_outputs<INPUTS>(outputs, weights, max, r.count, total);
+    round_to(to + ((size_t)r.to * query + head) * D + place.column, total);
+}
+// The same of rows of at most two calls of at most two pieces each, in as few steps as memory takes: where all of it lies is known
+// before what attends is done, since that is the same in each layer of a step, and all of it is on its way at once.
+constexpr int FLAT_INPUTS = 2, FLAT_PIECES = 2;
+template <int V, int D>
+__device__ __forceinline__ void combine_merged_flat_at(
+    const PlacedCombination* calls, const TopRow* rows, const int* inputs, bf16* to, int group, int query) {
+    follow_start();
+    typedef Pack<float, V> Some;
+    int blocks = (group + Place<V, D>::ROWS - 1) / Place<V, D>::ROWS, lane = threadIdx.x % 32;
+    Place<V, D> place(blockIdx.x % blocks);
+    int kv_head = blockIdx.y, head = kv_head * group + place.row;
+    bool is_row = place.row < group;
+    TopRow r{};
+    Pieces pieces[FLAT_INPUTS];
+    if (is_row) r = rows[blockIdx.x / blocks];
 #pragma unroll
-    for (int i = 0; i < INPUTS; i++) {
+    for (int i = 0; i < FLAT_INPUTS; i++)
+        if (i < r.count) pieces[i] = calls[inputs[r.first + i]].pieces;
+    follow_wait();
+    if (!is_row) return;
+    place.row += r.row * group;
+    Some held[FLAT_INPUTS][FLAT_PIECES], outputs[FLAT_INPUTS], total;
+    float maximum[FLAT_INPUTS], part[FLAT_INPUTS], weights[FLAT_INPUTS], max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < FLAT_INPUTS; i++) {
+        maximum[i] = -INFINITY, part[i] = 0;
         if (i >= r.count) break;
-        weights[i] = weights[i] == -INFINITY ? 0.f : expf(weights[i] - max);
-        sum += weights[i];
+        const Pieces& p = pieces[i];
+        size_t first = (size_t)kv_head * p.pieces * p.packed + place.row, own = first + (size_t)lane * p.packed;
+        if (lane < p.pieces) maximum[i] = p.maxima[own], part[i] = p.sums[own];
+#pragma unroll
+        for (int piece = 0; piece < FLAT_PIECES; piece++)
+            if (piece < p.pieces) held[i][piece] = *(const Some*)(p.outputs + (first + (size_t)piece * p.packed) * D + place.column);
     }
-    float inverse = sum == 0 ? 0.f : 1.f / sum;
 #pragma unroll
-    for (int j = 0; j < V; j++) total.x[j] = 0;
-#pragma unroll
-    for (int i = 0; i < INPUTS; i++) {
+    for (int i = 0; i < FLAT_INPUTS; i++) {
         if (i >= r.count) break;
+        float most = warp_max(maximum[i]), weight = factor(maximum[i], most), all = 0;
 #pragma unroll
-        for (int j = 0; j < V; j++) total.x[j] = fmaf(outputs[i].x[j], weights[i] * inverse, total.x[j]);
+        for (int j = 0; j < V; j++) outputs[i].x[j] = 0;
+#pragma unroll
+        for (int piece = 0; piece < FLAT_PIECES; piece++) {
+            if (piece >= pieces[i].pieces) break;
+            float by = __shfl_sync(~0u, weight, piece);
+            all = __fmaf_rn(__shfl_sync(~0u, part[i], piece), by, all);
+#pragma unroll
+            for (int j = 0; j < V; j++) outputs[i].x[j] = __fmaf_rn(held[i][piece].x[j], by, outputs[i].x[j]);
+        }
+        weights[i] = log_sum_exp(most, all);
+#pragma unroll
+        for (int j = 0; j < V; j++) outputs[i].x[j] = all > 0 ? outputs[i].x[j] / all : 0.f;
+        max = fmaxf(max, weights[i]);
     }
-    Pack<bf16, V> rounded;
-#pragma unroll
-    for (int j = 0; j < V; j++) rounded.x[j] = narrow<bf16>(total.x[j]);
-    *(Pack<bf16, V>*)(to + ((size_t)r.to * query + head) * D + place.column) = rounded;
+    merge_outputs<FLAT_INPUTS>(outputs, weights, max, r.count, total);
+    round_to(to + ((size_t)r.to * query + head) * D + place.column, total);
 }
 // Deep ones are of many pieces: more of them are on their way at a time, to twice as many warps.
 #define COMBINE(DEPTH, AHEAD, V, DIM)                                                                                        \
@@ -184,3 +250,10 @@ COMBINE(, 8, 2, 64)
 COMBINE(, 8, 4, 128)
 COMBINE(_deep, 16, 1, 64)
 COMBINE(_deep, 16, 2, 128)
+#define FLAT(V, DIM)                                                                                                  \
+    K __launch_bounds__(32 * WARPS, 10) combine_merged_flat_##DIM(                                                    \
+        const PlacedCombination* calls, const TopRow* rows, const int* inputs, bf16* to, int group, int query) {      \
+        combine_merged_flat_at<V, DIM>(calls, rows, inputs, to, group, query);                                        \
+    }
+FLAT(2, 64)
+FLAT(4, 128)

@@ -16,12 +16,17 @@ __device__ __forceinline__ void follow() {
 
 // The same of kernels whose blocks are few and short: the next one may start as soon as all of them have, so that it brings what it
 // need not wait for while these, and those before them, are at work.
-__device__ __forceinline__ void follow_early() {
+__device__ __forceinline__ void follow_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void follow_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+__device__ __forceinline__ void follow_early() { follow_start(), follow_wait(); }
 
 // The same of kernels that write what others read without waiting: the next one starts when all of it is written.
 __device__ __forceinline__ void follow_and_finish() {
