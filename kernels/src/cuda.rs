@@ -3,6 +3,7 @@
 
 mod attention;
 mod backend;
+mod codes;
 mod device;
 mod elementwise;
 mod exchange;

@@ -23,6 +23,16 @@ pub trait AttentionOps: KvOps {
     /// Attention of `q (query heads, t, dim)` in compute type over one shard of keys, scaled by `1 / sqrt(dim)`. Memory is
     /// linear in `t` and in the keys; KV heads are shared by their query heads, never copied.
     fn attention(&self, q: &Self::Tensor, kv: &Self::Kv, mask: Mask) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// The same of rows that are asked together whenever they are asked: what attends to many of such may take them, too, however few
+    /// they are.
+    fn attention_together(
+        &self,
+        q: &Self::Tensor,
+        kv: &Self::Kv,
+        mask: Mask,
+    ) -> Result<Partial<Self::Tensor>, KernelError> {
+        self.attention(q, kv, mask)
+    }
     /// Outputs of [`AttentionOps::attention`] of each call, to the last bit: few rows of many shards.
     fn attention_each(&self, calls: &[(Self::Tensor, Self::Kv, Mask)]) -> Result<Vec<Self::Tensor>, KernelError> {
         calls.iter().map(|(q, kv, mask)| Ok(self.attention(q, kv, *mask)?.output)).collect()

@@ -18,5 +18,4 @@ pub use attender::Attender;
 pub use call::CudaAttentionCall;
 pub(super) use lists::Lists;
 pub(super) use many::{LaidStep, StepAhead};
-pub(super) use own::CachedCodes;
 pub use own::PIECE;

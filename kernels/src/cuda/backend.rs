@@ -242,8 +242,12 @@ impl HeadOps for Cuda {
     ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
         self.computed("split_rotate", qkv)?;
         let (t, Heads { query, kv, dim }) = (qkv.matrix("split_rotate")?.0, heads);
-        let empty = |heads: usize| self.device.empty_by_rows([heads, t, dim], self.dtype);
-        let (q, k, v) = (empty(query)?, empty(kv)?, empty(kv)?);
+        // Keys and values of many rows become a cache as they lie.
+        let keys = || match self.kept == KvFormat::Computed && t > SPLIT_KEY_ROWS {
+            true => self.device.empty_lasting([kv, t, dim], self.dtype),
+            false => self.device.empty_by_rows([kv, t, dim], self.dtype),
+        };
+        let (q, k, v) = (self.device.empty_by_rows([query, t, dim], self.dtype)?, keys()?, keys()?);
         let positions = self.positions.find(&self.device, positions, rotary)?;
         let to = [k.heads_first()?, v.heads_first()?];
         self.device.split_rotate(qkv, &positions, q.heads_first()?, to)?;
@@ -330,28 +334,39 @@ impl KvOps for Cuda {
     }
 }
 
+impl Cuda {
+    /// Attention of which `few` rows at most go by what attends to few.
+    fn attended(&self, q: &Tensor, kv: &CudaKv, mask: Mask, few: usize) -> Result<Partial<Tensor>, KernelError> {
+        self.computed("attention", q)?;
+        if !kv.of().1.is_computed() {
+            return match self.device.attend_codes(q, kv, mask)? {
+                Some(partial) => Ok(partial),
+                None => self.attended(q, &kv.widened(&self.device)?, mask, few),
+            };
+        }
+        // cuDNN and the kernel of 8-bit floats write bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
+        let many = q.dtype() == DType::Bf16 && q.shape()[1] > few && matches!(q.shape()[2], 64 | 128);
+        let rounded = many && self.attender.rounds() && matches!(mask, Mask::None | Mask::Causal);
+        let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
+        let [k, v] = kv.view(0, kv.len());
+        let out = partial.output.heads_first()?;
+        let call = CudaAttentionCall { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
+        self.attender.attend_but_few(&self.device, call, few)?;
+        Ok(partial)
+    }
+}
+
 impl AttentionOps for Cuda {
     fn independent_rows(&self) -> usize {
         if self.dtype == DType::F32 { 0 } else { SPLIT_KEY_ROWS }
     }
 
     fn attention(&self, q: &Tensor, kv: &CudaKv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
-        self.computed("attention", q)?;
-        if !kv.of().1.is_computed() {
-            return match self.device.attend_codes(q, kv, mask)? {
-                Some(partial) => Ok(partial),
-                None => self.attention(q, &kv.widened(&self.device)?, mask),
-            };
-        }
-        // cuDNN and the kernel of 8-bit floats write bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
-        let many = q.dtype() == DType::Bf16 && q.shape()[1] > SPLIT_KEY_ROWS && matches!(q.shape()[2], 64 | 128);
-        let rounded = many && self.attender.rounds() && matches!(mask, Mask::None | Mask::Causal);
-        let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
-        let [k, v] = kv.view(0, kv.len());
-        let out = partial.output.heads_first()?;
-        let call = CudaAttentionCall { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
-        self.attender.attend(&self.device, call)?;
-        Ok(partial)
+        self.attended(q, kv, mask, SPLIT_KEY_ROWS)
+    }
+
+    fn attention_together(&self, q: &Tensor, kv: &CudaKv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
+        self.attended(q, kv, mask, self.attender.few_together())
     }
 
     fn attention_each(&self, calls: &[(Tensor, CudaKv, Mask)]) -> Result<Vec<Tensor>, KernelError> {

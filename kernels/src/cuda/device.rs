@@ -22,7 +22,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::{DType, KernelError};
 use buffer::BufferPool;
-pub(super) use buffer::DeviceBuffer;
+pub(super) use buffer::{DeviceBuffer, MemoryPool};
 use carried::ARGUMENT_BYTES;
 pub(super) use carried::Carried;
 use layout::Maps;
@@ -45,6 +45,8 @@ pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     pool: Arc<BufferPool>,
+    /// Where memory comes from that stays longer than what is computed with.
+    lasting: Arc<BufferPool>,
     functions: HashMap<String, (sys::CUfunction, Overlap)>,
     staging: Staging,
     room: Occupancy,
@@ -106,8 +108,10 @@ impl Device {
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
         let (functions, maps, shelf, queue) = Default::default();
         let throttle = Throttle::of(index);
-        let pool = Arc::new(BufferPool::new(Arc::clone(&stream)));
-        let mut device = Self { context, stream, pool, functions, staging, room, code, maps, shelf, queue, throttle };
+        let pool = |of| Arc::new(BufferPool::new(Arc::clone(&stream), of));
+        let (pool, lasting) = (pool(None), pool(MemoryPool::lasting(&context)));
+        let mut device =
+            Self { context, stream, pool, lasting, functions, staging, room, code, maps, shelf, queue, throttle };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -115,16 +119,8 @@ impl Device {
 
     /// Freed memory stays with the process, so that allocating in a loop costs no call to the system.
     fn keep_freed_memory(&self) {
-        let mut pool = std::ptr::null_mut();
-        let mut threshold = u64::MAX;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. A driver without
-        // pools refuses, which costs speed only.
-        unsafe {
-            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok() {
-                let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()).result();
-            }
-        }
+        let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        self.memory_pools().for_each(|pool| pool.set(threshold, u64::MAX));
     }
 
     fn load(&mut self) -> Result<(), result::DriverError> {
@@ -253,7 +249,16 @@ impl Device {
 
     /// Memory, unset.
     pub(super) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
-        let ask = || self.pool.alloc(bytes);
+        self.alloc_of(&self.pool, bytes)
+    }
+
+    /// Memory that stays, unset: what is computed with does not lie between.
+    pub(super) fn alloc_lasting(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
+        self.alloc_of(&self.lasting, bytes)
+    }
+
+    fn alloc_of(&self, pool: &Arc<BufferPool>, bytes: usize) -> Result<DeviceBuffer, KernelError> {
+        let ask = || pool.alloc(bytes);
         let full = |error: &result::DriverError| error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let buffer = ask().or_else(|error| {
             if !full(&error) {

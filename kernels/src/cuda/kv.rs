@@ -11,7 +11,7 @@ pub(super) mod tails;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::attention::CachedCodes;
+use super::codes::CachedCodes;
 use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, KeptMaps, WriteMark};
 use super::moves::CopyRun;
@@ -63,9 +63,24 @@ impl CudaKv {
         Self::with_rows(device, RowLayout { heads, dim, of }, capacity)
     }
 
+    /// An empty one that is kept.
     fn with_rows(device: &Device, rows: RowLayout, capacity: usize) -> Result<Self, KernelError> {
+        Self::within(device, rows, capacity, |bytes| device.alloc_lasting(bytes))
+    }
+
+    /// An empty one that is attended to and forgotten.
+    fn passing(device: &Device, rows: RowLayout, capacity: usize) -> Result<Self, KernelError> {
+        Self::within(device, rows, capacity, |bytes| device.alloc(bytes))
+    }
+
+    fn within(
+        device: &Device,
+        rows: RowLayout,
+        capacity: usize,
+        alloc: impl Fn(usize) -> Result<DeviceBuffer, KernelError>,
+    ) -> Result<Self, KernelError> {
         let bytes = rows.bytes(capacity);
-        let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
+        let buffers = [Arc::new(alloc(bytes)?), Arc::new(alloc(bytes)?)];
         let (written, maps) = (device.queue().written(), Default::default());
         Ok(Self { buffers, rows, len: 0, capacity, written, maps, cleared: false, kept: OnceLock::new(), codes: None })
     }
@@ -260,7 +275,7 @@ impl CudaKv {
         let rows = first.rows.widened();
         all().try_for_each(|kv| rows.check_alike(kv.rows.widened(), kv.len))?;
         let tokens: usize = all().map(Self::len).sum();
-        let mut joined = Self::with_rows(device, rows, tokens + more)?;
+        let mut joined = Self::passing(device, rows, tokens + more)?;
         let (mut at, mut copies, mut widened) = (0, Vec::new(), Vec::new());
         for kv in all() {
             let end = at + kv.len;

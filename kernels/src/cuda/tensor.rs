@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 
-use super::attention::CachedCodes;
+use super::codes::CachedCodes;
 use super::device::layout::{Map, Strides};
 use super::device::{Device, DeviceBuffer, WriteMark};
 use crate::{DType, HostTensor, KernelError, RawBytes};
@@ -221,6 +221,12 @@ impl Device {
     /// A tensor `(heads, rows, dim)` that lies by rows, whose elements are not set.
     pub(super) fn empty_by_rows(&self, shape: [usize; 3], dtype: DType) -> Result<Tensor, KernelError> {
         Ok(Tensor { rows_first: true, ..self.empty(&shape, dtype)? })
+    }
+
+    /// The same, of one that is kept when what was computed with it is forgotten.
+    pub(super) fn empty_lasting(&self, shape: [usize; 3], dtype: DType) -> Result<Tensor, KernelError> {
+        let buffer = Arc::new(self.alloc_lasting(shape.iter().product::<usize>() * dtype.size())?);
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer, offset: 0, rows_first: true })
     }
 
     /// The same tensor, row-major.

@@ -145,6 +145,17 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         Ok(Self::partial(each, &q.layout))
     }
 
+    fn attention_together(
+        &self,
+        q: &GroupTensor<B>,
+        kv: &GroupKv<B>,
+        mask: Mask,
+    ) -> Result<Partial<GroupTensor<B>>, KernelError> {
+        let q = self.queries(q, kv.heads)?;
+        let each = |at: usize, member: &B| member.attention_together(&q.parts[at], &kv.parts[at], mask);
+        Ok(Self::partial(self.each_of(&q.parts[0], each)?, &q.layout))
+    }
+
     fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {
         let queries = calls.iter().map(|(q, kv, _)| self.queries(q, kv.heads)).collect::<Result<Vec<_>, _>>()?;
         let Some(first) = queries.first() else { return Ok(Vec::new()) };

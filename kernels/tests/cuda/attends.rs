@@ -134,12 +134,12 @@ fn a_cache_that_grows_keeps_its_codes_in_8_bit_floats() {
         let [k, v] = [0, 1].map(|i: u32| gpu.device().random(&[kv, keys, 128], DType::Bf16, seed + i, 1.0).unwrap());
         gpu.kv(&k, &v).unwrap()
     };
-    for (first, then) in [(1024, [600, 1000]), (900, [513, 700]), (2048, [1024, 520])] {
+    for (first, then) in [(1024, [600, 1000]), (900, [513, 700]), (2048, [1024, 200])] {
         let first = cache(first, 1);
         let (mut grown, mut all) = (gpu.kv_joined(&first, &[], 3000).unwrap(), first);
         let bits = |kv: &_, rows, seed| {
             let q = gpu.device().random(&[query, rows, 128], DType::Bf16, seed, 1.0).unwrap();
-            let partial = gpu.attention(&q, kv, Mask::Causal).unwrap();
+            let partial = gpu.attention_together(&q, kv, Mask::Causal).unwrap();
             [partial.output, partial.lse].map(|x| gpu.device().download(&x).unwrap())
         };
         for (at, rows) in then.into_iter().enumerate() {

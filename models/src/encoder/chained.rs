@@ -51,7 +51,7 @@ impl<B: Backend> Layer<'_, B> {
             };
             let pairs = |tokens| window.map_or_else(|| causal_pairs(tokens), |window| windowed_pairs(tokens, window));
             watch.pairs(pass.shard.block, self.query_heads() * (pairs(behind + rows) - pairs(behind)));
-            outputs.push(vec![self.settled(backend.attention(&pass.qkv.q, &kv, mask)?)?]);
+            outputs.push(vec![self.settled(backend.attention_together(&pass.qkv.q, &kv, mask)?)?]);
             seen = Some(self.behind(kv, pass, behind)?);
         }
         Ok(outputs)

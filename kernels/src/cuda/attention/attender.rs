@@ -13,6 +13,8 @@ use crate::{DType, KernelError, Mask};
 /// What is left of the keys that all rows of a causal call see goes to cuDNN with the others, but for the first few, which leave a
 /// multiple of this.
 const REST: usize = 64;
+/// Rows up to which the kernel of 8-bit floats, whose tiles have 192, is no faster than that of few.
+const FEW_BESIDE_FLOAT8: usize = 128;
 
 /// The attention of a device: cuDNN's plans, where cuDNN is there.
 pub struct Attender {
@@ -37,15 +39,23 @@ impl Attender {
         self.has_library() || self.float8
     }
 
+    /// Most rows that go by what attends to few, of those that are always asked together.
+    pub fn few_together(&self) -> usize {
+        if self.float8 { FEW_BESIDE_FLOAT8 } else { SPLIT_KEY_ROWS }
+    }
+
     /// Attention by whatever suits it.
     pub fn attend(&self, device: &Device, call: CudaAttentionCall<'_>) -> Result<(), KernelError> {
+        self.attend_but_few(device, call, SPLIT_KEY_ROWS)
+    }
+
+    /// The same, where more than so `few` rows, up to [`SPLIT_KEY_ROWS`] of them, may depend on each other.
+    pub fn attend_but_few(&self, device: &Device, call: CudaAttentionCall<'_>, few: usize) -> Result<(), KernelError> {
         call.check()?;
-        if call.q.rows == 0 {
-            return Ok(());
-        }
         match call.q.rows {
-            0..=SPLIT_KEY_ROWS => self.attend_part(device, call),
-            _ if self.float8 && call.suits_float8() => device.attend_float8(&call),
+            0 => Ok(()),
+            rows if rows > few && self.float8 && call.suits_float8() => device.attend_float8(&call),
+            1..=SPLIT_KEY_ROWS => self.attend_part(device, call),
             _ => self.attend_long(device, call),
         }
     }

@@ -11,8 +11,6 @@ use super::lists::Lists;
 use super::mapped::{Mapped, Reach, Scaled};
 use crate::{DType, KernelError, KvFormat};
 
-pub use float8::CachedCodes;
-
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
 /// Packed rows that a block of threads combines, of few pieces and of many: so many blocks that all are there while the pieces are made.

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaStream, DriverError, result};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 /// Bytes up to which a buffer that is freed may serve again without a call to the driver, and most bytes of such.
 const SMALL: usize = 1 << 20;
@@ -13,9 +13,83 @@ const SPARE_BYTES: usize = 64 << 20;
 /// What sizes of small buffers are multiples of.
 const SIZE_STEP: usize = 512;
 
+/// Memory that the driver keeps for a process. There may be none: older ways then serve.
+#[derive(Clone, Copy)]
+pub struct MemoryPool(sys::CUmemoryPool);
+
+// SAFETY: a handle, which the driver takes from any thread; the pools live as long as the process.
+unsafe impl Send for MemoryPool {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryPool {}
+
+impl MemoryPool {
+    /// All of a GPU.
+    pub fn all(context: &CudaContext) -> impl Iterator<Item = Self> {
+        [Self::usual(context), Self::lasting(context)].into_iter().flatten()
+    }
+
+    /// The pool that memory comes from where nobody says otherwise.
+    fn usual(context: &CudaContext) -> Option<Self> {
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the device is open; the pointer is to a live value of the type that the call wants.
+        unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device()) }.result().ok()?;
+        Some(Self(pool))
+    }
+
+    /// The pool of what stays long, one a GPU: in holes between what comes and goes it would leave much that is of no use to anybody.
+    pub fn lasting(context: &CudaContext) -> Option<Self> {
+        static POOLS: Mutex<Option<HashMap<usize, MemoryPool>>> = Mutex::new(None);
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = pools.get_or_insert_default();
+        if let Some(pool) = pools.get(&context.ordinal()) {
+            return Some(*pool);
+        }
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: all of it may be zero, which asks for nothing.
+        let mut wanted: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+        wanted.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        wanted.handleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+        wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        wanted.location.id = context.cu_device();
+        // SAFETY: the device is open; both pointers are to live values of the types that the call wants.
+        unsafe { sys::cuMemPoolCreate(&mut pool, &wanted) }.result().ok()?;
+        pools.insert(context.ordinal(), Self(pool));
+        Some(Self(pool))
+    }
+
+    /// The driver's.
+    pub fn handle(self) -> sys::CUmemoryPool {
+        self.0
+    }
+
+    /// Gives freed memory back, but for `spare` bytes.
+    pub fn trim(self, spare: usize) {
+        if let Some(used) = self.figure(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
+            // SAFETY: the pool lives.
+            let _ = unsafe { sys::cuMemPoolTrimTo(self.0, used as usize + spare) }.result();
+        }
+    }
+
+    /// Sets one of its attributes that are a number of bytes.
+    pub fn set(self, attribute: sys::CUmemPool_attribute, mut bytes: u64) {
+        // SAFETY: the pool lives; the value is of the type that the call wants. A driver that refuses costs speed only.
+        let _ = unsafe { sys::cuMemPoolSetAttribute(self.0, attribute, (&raw mut bytes).cast()) }.result();
+    }
+
+    /// One of them.
+    pub fn figure(self, attribute: sys::CUmemPool_attribute) -> Option<u64> {
+        let mut bytes = 0u64;
+        // SAFETY: as above.
+        unsafe { sys::cuMemPoolGetAttribute(self.0, attribute, (&raw mut bytes).cast()) }.result().ok()?;
+        Some(bytes)
+    }
+}
+
 /// Where the buffers of a stream come from and go to.
 pub struct BufferPool {
     stream: Arc<CudaStream>,
+    /// The driver's; none: the one that it takes where nobody says.
+    of: Option<MemoryPool>,
     spare: Mutex<Spare>,
 }
 
@@ -27,8 +101,8 @@ struct Spare {
 }
 
 impl BufferPool {
-    pub fn new(stream: Arc<CudaStream>) -> Self {
-        Self { stream, spare: Mutex::default() }
+    pub fn new(stream: Arc<CudaStream>, of: Option<MemoryPool>) -> Self {
+        Self { stream, of, spare: Mutex::default() }
     }
 
     /// What was freed serves again in the order of the stream: what was queued before still finds it.
@@ -37,13 +111,23 @@ impl BufferPool {
         let found = self.take(size);
         let pointer = match found {
             Some(pointer) => pointer,
-            None => {
-                self.stream.context().bind_to_thread()?;
-                // SAFETY: the stream lives; the memory is not read before it is written.
-                unsafe { result::malloc_async(self.stream.cu_stream(), size)? }
-            }
+            None => self.fresh(size)?,
         };
         Ok(DeviceBuffer { pointer, bytes, size, pool: Arc::clone(self), claim: None, within: None })
+    }
+
+    fn fresh(&self, size: usize) -> Result<u64, DriverError> {
+        self.stream.context().bind_to_thread()?;
+        let (stream, mut pointer) = (self.stream.cu_stream(), 0);
+        // SAFETY: the stream lives, and so does the pool; the memory is not read before it is written.
+        unsafe {
+            match self.of {
+                None => result::malloc_async(stream, size),
+                Some(pool) => {
+                    sys::cuMemAllocFromPoolAsync(&mut pointer, size, pool.handle(), stream).result().map(|()| pointer)
+                }
+            }
+        }
     }
 
     fn take(&self, size: usize) -> Option<u64> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
 
+use super::buffer::MemoryPool;
 use super::{Device, device_error};
 use crate::KernelError;
 
@@ -37,27 +38,18 @@ impl Device {
 
     /// Has [`Device::peak_memory`] begin anew.
     pub fn forget_peak(&self) {
-        let mut none = 0u64;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        if let Some(pool) = self.memory_pool() {
-            // SAFETY: the device is open; the value is of the type that the call wants.
-            let _ = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut none).cast()) }.result();
-        }
+        self.memory_pools().for_each(|pool| pool.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0));
     }
 
-    /// Most bytes that tensors of this process took at once since then; none where the driver does not tell.
+    /// Most bytes that tensors of this process took at once since then, at most; none where the driver does not tell.
     pub fn peak_memory(&self) -> Option<u64> {
-        let (pool, mut bytes) = (self.memory_pool()?, 0u64);
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: as above.
-        unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result().ok()?;
-        Some(bytes)
+        let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let each: Vec<u64> = self.memory_pools().map(|pool| pool.figure(high)).collect::<Option<_>>()?;
+        (!each.is_empty()).then(|| each.iter().sum())
     }
 
-    fn memory_pool(&self) -> Option<sys::CUmemoryPool> {
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: the device is open; the pointer is to a live value of the type that the call wants.
-        unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, self.context().cu_device()) }.result().ok()?;
-        Some(pool)
+    /// The pools of the GPU.
+    pub(super) fn memory_pools(&self) -> impl Iterator<Item = MemoryPool> {
+        MemoryPool::all(self.context())
     }
 }

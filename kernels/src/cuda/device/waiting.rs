@@ -29,19 +29,9 @@ impl Device {
     /// Gives back what is kept of freed memory, but for `spare` bytes.
     pub(super) fn trim(&self, spare: usize) {
         if spare == 0 {
-            self.pool.give_back();
+            [&self.pool, &self.lasting].iter().for_each(|pool| pool.give_back());
         }
-        let (mut pool, mut used) = (std::ptr::null_mut(), 0u64);
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
-        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. Without pools there
-        // is nothing to give back.
-        unsafe {
-            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok()
-                && sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut used).cast()).result().is_ok()
-            {
-                let _ = sys::cuMemPoolTrimTo(pool, used as usize + spare).result();
-            }
-        }
+        self.memory_pools().for_each(|pool| pool.trim(spare));
     }
 
     /// Whether the context still computes: an error of a kernel, or of the GPU, is every later call's, too.

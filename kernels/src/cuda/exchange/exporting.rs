@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
-use super::super::device::{Device, device_error};
+use super::super::device::{Device, MemoryPool, device_error};
 use super::super::tensor::Tensor;
 use super::signals::{self, Fetched, Signals, SignalsSlot};
 use crate::KernelError;
@@ -120,7 +120,7 @@ pub fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
     if let Some((_, linked)) = opened.iter().find(|(known, _)| *known == pair) {
         return *linked;
     }
-    let (mut can, mut pool) = (0, std::ptr::null_mut());
+    let (mut can, mut pools) = (0, MemoryPool::all(of).peekable());
     let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let access = sys::CUmemAccessDesc { location: sys::CUmemLocation { type_, id: pair.1 as i32 }, flags };
@@ -128,8 +128,8 @@ pub fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
     let linked = unsafe {
         sys::cuDeviceCanAccessPeer(&mut can, to.cu_device(), of.cu_device()).result().is_ok()
             && can != 0
-            && sys::cuDeviceGetDefaultMemPool(&mut pool, of.cu_device()).result().is_ok()
-            && sys::cuMemPoolSetAccess(pool, &access, 1).result().is_ok()
+            && pools.peek().is_some()
+            && pools.all(|pool| sys::cuMemPoolSetAccess(pool.handle(), &access, 1).result().is_ok())
     };
     opened.push((pair, linked));
     LINKED.fetch_or(linked, Ordering::Relaxed);

@@ -81,7 +81,7 @@ impl CudaKv {
         if self.rows.of.is_computed() {
             return Ok(self.clone());
         }
-        let mut wide = Self::with_rows(device, self.rows.widened(), self.len)?;
+        let mut wide = Self::passing(device, self.rows.widened(), self.len)?;
         wide.append_widened(device, self)?;
         Ok(wide)
     }

@@ -113,7 +113,7 @@ fn grown(
     let layers = own.len();
     let capacity = (keys + rows).max(2 * keys).next_multiple_of(TAIL);
     let each = layout.bytes(capacity);
-    let memory = Arc::new(device.alloc(2 * layers * each)?);
+    let memory = Arc::new(device.alloc_lasting(2 * layers * each)?);
     device.clear(&memory)?;
     let mut copies = Vec::with_capacity(2 * layers);
     let written = device.queue().written();

@@ -1,11 +1,10 @@
 //! Attention of many rows in 8-bit floats, for heads of 128 elements on Hopper: what it is given is made 8-bit floats for each call, but
 //! for keys that lie in a cache which keeps their codes.
 
-use std::sync::{Mutex, PoisonError};
-
+use super::super::super::codes::KeyCodes;
 use super::super::super::device::layout::{Lies, Map, Strides, encode};
-use super::super::super::device::{Device, DeviceBuffer, LaunchShape, QUANTUM_OPERATIONS, launch};
-use super::super::super::tensor::{Tensor, View};
+use super::super::super::device::{Device, LaunchShape, QUANTUM_OPERATIONS, launch};
+use super::super::super::tensor::View;
 use super::super::call::CudaAttentionCall;
 use super::super::parts::pairs;
 use crate::{DType, KernelError, Mask};
@@ -69,51 +68,17 @@ struct Call {
 
 const _: () = assert!(size_of::<Call>() == 512, "without gaps");
 
-/// Codes of the keys and values of a cache, which its first call makes and later ones go on with. A block's codes are those of the keys
-/// in it and of the first keys of all.
-pub struct CachedCodes {
-    tokens: usize,
-    made: Mutex<Option<KeyCodes>>,
-}
-
-impl CachedCodes {
-    /// None yet, of a cache with room for so many tokens.
-    pub fn of(tokens: usize) -> Self {
-        Self { tokens, made: Mutex::new(None) }
-    }
-
-    /// Others are written from this token on.
-    pub fn forget_from(&self, token: usize) {
-        if let Some(codes) = &mut *self.made.lock().unwrap_or_else(PoisonError::into_inner) {
-            codes.keys = codes.keys.min(token);
-        }
-    }
-}
-
-/// Keys and values as codes, with room for `blocks` of them.
-struct KeyCodes {
-    /// `(kv heads, 128)` f32.
-    means: Tensor,
-    /// Of keys, then of values, `(kv heads, blocks)` f32.
-    scales: Tensor,
-    k: DeviceBuffer,
-    v: DeviceBuffer,
-    blocks: usize,
-    /// Whose codes these are.
-    keys: usize,
-}
-
 impl KeyCodes {
     fn with_room(device: &Device, heads: usize, tokens: usize) -> Result<Self, KernelError> {
         let blocks = tokens.div_ceil(KEYS);
         let [k, v] = [device.alloc(heads * blocks * KEYS * DIM)?, device.alloc(heads * blocks * KEYS * DIM)?];
-        let [means, scales] = [[1, heads, DIM], [2, heads, blocks]].map(|shape| device.empty(&shape, DType::F32));
-        Ok(Self { means: means?, scales: scales?, k, v, blocks, keys: 0 })
+        let [means, scales] = [device.alloc(4 * heads * DIM)?, device.alloc(4 * 2 * heads * blocks)?];
+        Ok(Self { means, scales, k, v, blocks, keys: 0 })
     }
 
     /// Makes codes of those that have none, and of all in a block with such.
     fn take(&mut self, device: &Device, k: View<'_>, v: View<'_>) -> Result<(), KernelError> {
-        let mean = self.means.pointer();
+        let mean = self.means.pointer;
         // Codes are those that they would be if all were made now: whole blocks stand, and the mean where it is of as many keys.
         let stand = match self.keys.min(k.rows) {
             keys if keys < SAMPLE => 0,
@@ -135,7 +100,8 @@ impl KeyCodes {
     }
 
     fn scales(&self) -> [u64; 2] {
-        [0, 1].map(|of| self.scales.pointer() + (4 * of * self.means.shape()[1] * self.blocks) as u64)
+        let each = self.scales.bytes / 2;
+        [0, each].map(|at| self.scales.pointer + at as u64)
     }
 }
 
@@ -153,7 +119,7 @@ impl Device {
     pub(in super::super) fn attend_float8(&self, call: &CudaAttentionCall<'_>) -> Result<(), KernelError> {
         let CudaAttentionCall { q, k, v, out, lse, mask } = *call;
         let (group, blocks, scale) = (q.heads / k.heads, k.rows.div_ceil(KEYS), 1.0 / (DIM as f32).sqrt());
-        let mut kept = k.codes.map(|cached| cached.made.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut kept = k.codes.map(|cached| cached.made());
         let mut own = None;
         let codes = match (&mut kept, k.codes) {
             (Some(kept), Some(cached)) => filled(kept, || KeyCodes::with_room(self, k.heads, cached.tokens))?,
@@ -163,7 +129,7 @@ impl Device {
         let q_scales = self.empty(&[2, q.heads, q.rows], DType::F32)?;
         let (q_codes, q_scale) = (self.alloc(q.heads * q.rows * DIM)?, q_scales.pointer());
         let q_shift = q_scale + (4 * q.heads * q.rows) as u64;
-        let (to, mean) = (q_codes.pointer, codes.means.pointer());
+        let (to, mean) = (q_codes.pointer, codes.means.pointer);
         let of_rows = LaunchShape { blocks: (q.rows.div_ceil(8), q.heads), threads: 256, shared: 0 };
         launch!(self, "queries_float8", of_rows, Matrix::of(q), to, q_scale, q_shift, mean, group as i32, scale)?;
 
