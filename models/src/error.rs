@@ -332,7 +332,7 @@ pub enum ModelError {
     },
     /// A device's memory was full before all shards that it encodes together were done.
     #[error(
-        "shards of {tokens} tokens do not fit on the device: at least {missing} bytes are missing, blocks of about {fits} tokens in all would fit; take smaller blocks, a shorter context or more context hosts"
+        "shards of {tokens} tokens do not fit on the device: at least {missing} bytes are missing, blocks of about {fits} tokens in all would fit; end sessions, take smaller blocks, a shorter context or more context hosts"
     )]
     NoRoom {
         /// Tokens whose keys and values the shards keep.
