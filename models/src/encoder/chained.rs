@@ -51,7 +51,12 @@ impl<B: Backend> Layer<'_, B> {
             };
             let pairs = |tokens| window.map_or_else(|| causal_pairs(tokens), |window| windowed_pairs(tokens, window));
             watch.pairs(pass.shard.block, self.query_heads() * (pairs(behind + rows) - pairs(behind)));
-            outputs.push(vec![self.settled(backend.attention_together(&pass.qkv.q, &kv, mask)?)?]);
+            // A whole context beside chains is attended to as it is where it is encoded alone.
+            let partial = match behind {
+                0 => backend.attention(&pass.qkv.q, &kv, mask)?,
+                _ => backend.attention_together(&pass.qkv.q, &kv, mask)?,
+            };
+            outputs.push(vec![self.settled(partial)?]);
             seen = Some(self.behind(kv, pass, behind)?);
         }
         Ok(outputs)
