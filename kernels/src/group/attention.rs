@@ -129,6 +129,20 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
     }
 }
 
+impl<B: Backend> DeviceGroup<B> {
+    /// What each member makes of its queries and keys.
+    fn attended(
+        &self,
+        q: &GroupTensor<B>,
+        kv: &GroupKv<B>,
+        attend: impl Fn(&B, &B::Tensor, &B::Kv) -> Result<Partial<B::Tensor>, KernelError> + Sync,
+    ) -> Result<Partial<GroupTensor<B>>, KernelError> {
+        let q = self.queries(q, kv.heads)?;
+        let each = self.each_of(&q.parts[0], |at, member| attend(member, &q.parts[at], &kv.parts[at]))?;
+        Ok(Self::partial(each, &q.layout))
+    }
+}
+
 impl<B: Backend> AttentionOps for DeviceGroup<B> {
     fn independent_rows(&self) -> usize {
         self.first().independent_rows()
@@ -140,9 +154,7 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         kv: &GroupKv<B>,
         mask: Mask,
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
-        let q = self.queries(q, kv.heads)?;
-        let each = self.each_of(&q.parts[0], |at, member| member.attention(&q.parts[at], &kv.parts[at], mask))?;
-        Ok(Self::partial(each, &q.layout))
+        self.attended(q, kv, |member, q, kv| member.attention(q, kv, mask))
     }
 
     fn attention_together(
@@ -151,9 +163,7 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         kv: &GroupKv<B>,
         mask: Mask,
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
-        let q = self.queries(q, kv.heads)?;
-        let each = |at: usize, member: &B| member.attention_together(&q.parts[at], &kv.parts[at], mask);
-        Ok(Self::partial(self.each_of(&q.parts[0], each)?, &q.layout))
+        self.attended(q, kv, |member, q, kv| member.attention_together(q, kv, mask))
     }
 
     fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {

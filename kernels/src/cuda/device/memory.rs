@@ -41,7 +41,8 @@ impl Device {
         self.memory_pools().for_each(|pool| pool.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0));
     }
 
-    /// Most bytes that tensors of this process took at once since then, at most; none where the driver does not tell.
+    /// Most bytes that tensors of this process took since then, each pool at its own moment: no less than at once. None where the driver
+    /// does not tell.
     pub fn peak_memory(&self) -> Option<u64> {
         let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         let each: Vec<u64> = self.memory_pools().map(|pool| pool.figure(high)).collect::<Option<_>>()?;
