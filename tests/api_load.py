@@ -23,6 +23,8 @@ from clusters import Cluster, text
 
 # Longest wait of one request, and growth of the supervisor's memory from the first third of the run to the last.
 REQUEST_TIMEOUT, GROWTH_MIB = 600.0, 64.0
+# Seconds within which tokens have come at once.
+AT_ONCE = 0.001
 
 
 class Load:
@@ -36,11 +38,11 @@ class Load:
         return time.monotonic() < self.until
 
     def ask(self, text, tokens):
-        """Streams one answer: seconds to its first token, between what came of it and for all of it, its tokens, and when each piece came.
+        """Streams one answer: seconds to its first token, between tokens and for all of it, how many there were, and when each came.
         None where it was refused as announced."""
         connection = http.client.HTTPConnection(*self.api, timeout=REQUEST_TIMEOUT)
         body = {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "What is the number?"}], "stream": True,
-                "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
+                "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True, "logprobs": True}
         began = last = time.monotonic()
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -61,10 +63,11 @@ class Load:
                 if "error" in said:
                     raise OSError(str(said))
                 usage = said.get("usage") or usage
-                if said["choices"] and said["choices"][0]["delta"].get("content"):
+                # Each token has its log-probability, also one that completes no character; those of one step come at once.
+                if said["choices"] and (said["choices"][0].get("logprobs") or {}).get("content"):
                     if first is None:
                         first = now - began
-                    else:
+                    elif now - last > AT_ONCE:
                         between.append(now - last)
                     last = now
                     pieces.append(now)
@@ -183,7 +186,7 @@ def measure(given, record):
     print(f"{load.tokens / took:.1f} tokens/s of short answers, {steady(load, began):.1f} from the first third to the last that began")
     print(told("first token", [seconds for seconds in load.first if seconds is not None]))
     print(told("first token of those that came beside a long one", load.beside))
-    print(told("from piece to piece of an answer", load.between))
+    print(told("from token to token of an answer", load.between))
     print(told("whole answer", load.whole))
     print(told("whole long answer", times))
     print(f"supervisor {rss[0]:.0f} MiB at first, {max(rss):.0f} at most, {growth:+.1f} from the first third to the last")
