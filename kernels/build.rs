@@ -15,6 +15,7 @@ const KERNELS: &[&str] = &[
     "tensors/moves",
     "tensors/exchange",
     "tensors/kept",
+    "tensors/sampling",
     "linear/products",
     "linear/few",
     "linear/few_hopper",

@@ -1,5 +1,5 @@
 //! What operations of several capabilities are told, as values: heads, masks, sets of keys, asks of shards and how their answers are
-//! merged, and how weights are stored. Knows no device.
+//! merged, how weights are stored, and how tokens are chosen of logits. Knows no device.
 
 mod activation;
 mod heads;
@@ -7,6 +7,7 @@ mod key_sets;
 mod mask;
 pub mod merging;
 pub mod packed;
+mod sampling;
 mod step;
 mod stored;
 
@@ -16,6 +17,7 @@ pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
-pub use step::{Likeliest, StepSequence};
+pub use sampling::{Nucleus, NucleusCut, RowChoice, RowToken, TokenChoice};
+pub use step::StepSequence;
 pub use stored::{BlockFormat, Stored};
 pub(crate) use stored::{Packing, SUB, sub_block};

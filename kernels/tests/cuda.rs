@@ -12,8 +12,8 @@ mod chosen;
 mod common;
 #[path = "cuda/lent.rs"]
 mod lent;
-#[path = "cuda/likeliest.rs"]
-mod likeliest;
+#[path = "cuda/sampling.rs"]
+mod sampling;
 #[path = "cuda/shared.rs"]
 mod shared;
 #[path = "cuda/stored.rs"]

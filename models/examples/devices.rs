@@ -10,7 +10,7 @@
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
-//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device), `guesses/METHOD/TOKENS` (whether rows have the same bits
+//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device), `drawn/COUNT/TOKENS` (the same, each token drawn), `guesses/METHOD/TOKENS` (whether rows have the same bits
 //! in steps that bring wrong guesses behind them, and what a step takes by its rows) or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::{Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, KvFormat, Likeliest};
+use asterism_kernels::{
+    Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, KvFormat, NucleusCut, RowChoice, RowToken, TokenChoice,
+};
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
@@ -84,10 +86,11 @@ fn run<B: Backend>(
             "prefill" => devices.prefill(method(how)?, tokens)?,
             "decode" => devices.decode(method(how)?, tokens, false)?,
             "shared" => devices.decode(method(how)?, tokens, true)?,
-            "jobs" => devices.jobs(how.parse()?, tokens)?,
+            "jobs" => devices.jobs(how.parse()?, tokens, false)?,
+            "drawn" => devices.jobs(how.parse()?, tokens, true)?,
             "guesses" => devices.guesses(method(how)?, tokens)?,
             "company" => devices.company(method(how)?, tokens)?,
-            _ => bail!("{case}: prefill, decode, shared, jobs, guesses or company"),
+            _ => bail!("{case}: prefill, decode, shared, jobs, drawn, guesses or company"),
         };
         let used = used(devices.home().backend())?;
         let line = json!({
@@ -299,7 +302,7 @@ impl<B: Backend> Devices<B> {
                 let x = generator.step(home, &context[..rows], &mut held)?;
                 let rows_of = (0..rows).map(|row| home.backend().rows(&x, row, row + 1));
                 let each = rows_of.collect::<Result<Vec<_>, _>>()?;
-                home.last_likeliest(&each.iter().collect::<Vec<_>>())?;
+                home.choose_last(&each.iter().collect::<Vec<_>>(), &vec![RowChoice::likeliest(); rows])?;
                 seconds.push(started.elapsed().as_secs_f64());
                 generator.retract(home.backend(), rows)?;
             }
@@ -308,8 +311,16 @@ impl<B: Backend> Devices<B> {
         Ok(json!({"rows": rows, "differ": differ, "steps": steps}))
     }
 
-    /// Steps of several jobs together, greedy on the device; whether some of them have the same bits alone.
-    fn jobs(&self, count: usize, tokens: usize) -> Result<Value> {
+    /// Steps of several jobs together, whose tokens are chosen on the device, greedily or drawn with probabilities of five others told;
+    /// whether some of them have the same bits alone.
+    fn jobs(&self, count: usize, tokens: usize, is_drawn: bool) -> Result<Value> {
+        let cut = NucleusCut { temperature: 0.8, top_k: 0, top_p: 0.95, min_p: 0.0 };
+        let part = |at: usize, job: usize| ((at * count + job) as f64 * 0.618_033_988_749_895).fract();
+        let choice = |at: usize, job: usize| match is_drawn {
+            true => RowChoice { token: TokenChoice::Drawn(cut, part(at, job)), top: 5 },
+            false => RowChoice::likeliest(),
+        };
+        let choices = |at: usize| -> Vec<RowChoice> { (0..count).map(|job| choice(at, job)).collect() };
         let home = self.home();
         let context = self.prompt(tokens + count);
         let (mut shards, mut plans) = (Vec::new(), Vec::new());
@@ -328,7 +339,7 @@ impl<B: Backend> Devices<B> {
             let ends = step(home, &mut parts, &mut held)?;
             let rows: Vec<_> = ends.iter().filter_map(|end| end.as_ref().ok()).collect();
             queued.push(started.elapsed().as_secs_f64());
-            let tokens = home.last_likeliest(&rows)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let tokens = home.choose_last(&rows, &choices(at))?.into_iter().collect::<Result<Vec<_>, _>>()?;
             seconds.push(started.elapsed().as_secs_f64());
             chosen.push(tokens.iter().map(bits).collect::<Vec<_>>());
         }
@@ -338,7 +349,7 @@ impl<B: Backend> Devices<B> {
                 (Generator::of(&plans[job]), LocalContext::new(home.backend(), &shards[job]));
             for (at, together) in chosen.iter().enumerate().take(ALONE) {
                 let x = generator.step(home, &context[at..at + 1], &mut held)?;
-                let alone = bits(&home.last_likeliest(&[&x])?.remove(0)?);
+                let alone = bits(&home.choose_last(&[&x], &choices(at)[job..=job])?.remove(0)?);
                 if alone != together[job] {
                     differ.push(json!({"job": job, "step": at, "alone": alone, "together": together[job]}));
                 }
@@ -354,6 +365,6 @@ impl<B: Backend> Devices<B> {
 }
 
 /// What a row's bits are compared by.
-fn bits(likeliest: &Likeliest) -> [u32; 3] {
-    [likeliest.token, likeliest.logit.to_bits(), likeliest.log_sum.to_bits()]
+fn bits(row: &RowToken) -> [u32; 3] {
+    [row.token, row.logit.to_bits(), (row.log_probability(row.logit) as f32).to_bits()]
 }

@@ -8,7 +8,7 @@ mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, Heads, KernelError, Likeliest, Partial, Rotary};
+use asterism_kernels::{Backend, Heads, KernelError, Partial, Rotary, RowChoice, RowToken};
 
 use crate::{
     Checkpoint, DecoderParts, ModelConfig, ModelError,
@@ -406,23 +406,42 @@ impl<B: Backend> Decoder<B> {
         Ok(logits.chunks_exact(self.config.vocab).map(|row| self.finite(row.to_vec())).collect())
     }
 
-    /// The likeliest token behind each tensor, by one product: greedy sampling on the device, with what the token's logarithm of
-    /// probability is made of.
-    pub fn last_likeliest(&self, parts: &[&B::Tensor]) -> Result<Vec<Result<Likeliest, ModelError>>, ModelError> {
-        let logits = self.head_of_last(parts)?;
+    /// A token behind each tensor, as asked, by one product: sampling on the device, with what logarithms of probabilities are made of.
+    pub fn choose_last(
+        &self,
+        parts: &[&B::Tensor],
+        choices: &[RowChoice],
+    ) -> Result<Vec<Result<RowToken, ModelError>>, ModelError> {
+        self.choose(&self.head_of_last(parts)?, choices)
+    }
+
+    /// [`Decoder::choose_last`] of every row of `x (t, e)`.
+    pub fn choose_each(
+        &self,
+        x: &B::Tensor,
+        choices: &[RowChoice],
+    ) -> Result<Vec<Result<RowToken, ModelError>>, ModelError> {
+        self.choose(&self.head_of(x)?, choices)
+    }
+
+    fn choose(
+        &self,
+        logits: &B::Tensor,
+        choices: &[RowChoice],
+    ) -> Result<Vec<Result<RowToken, ModelError>>, ModelError> {
         if self.config.logit_cap.is_some() {
-            let rows = self.download_logits(&logits)?;
-            let of_row = |row: &[f32]| self.finite(row.to_vec()).map(|row| Likeliest::of(&row));
-            return Ok(rows.chunks_exact(self.config.vocab).map(of_row).collect());
+            let rows = self.download_logits(logits)?;
+            let of_row = |(row, choice): (&[f32], &RowChoice)| Ok(choice.of(&self.finite(row.to_vec())?));
+            return Ok(rows.chunks_exact(self.config.vocab).zip(choices).map(of_row).collect());
         }
-        let finite = |(at, likeliest): (usize, Likeliest)| match likeliest.is_finite {
-            true => Ok(Ok(likeliest)),
+        let finite = |(at, token): (usize, RowToken)| match token.is_finite {
+            true => Ok(Ok(token)),
             false => {
-                let row = self.backend.download(&self.backend.rows(&logits, at, at + 1)?)?;
-                Ok(self.finite(row).map(|_| likeliest))
+                let row = self.backend.download(&self.backend.rows(logits, at, at + 1)?)?;
+                Ok(self.finite(row).map(|_| token))
             }
         };
-        self.backend.likeliest(&logits)?.into_iter().enumerate().map(finite).collect()
+        self.backend.choose_tokens(logits, choices)?.into_iter().enumerate().map(finite).collect()
     }
 
     /// Logits `(parts, vocab)` of the last row of each tensor, on the device.

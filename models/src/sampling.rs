@@ -7,6 +7,7 @@ mod next_tokens;
 mod parameters;
 mod shaping;
 
+use asterism_kernels::{Nucleus, TokenChoice};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -56,16 +57,12 @@ impl Sampler {
             return likeliest(logits);
         }
         let draw: f64 = self.random.random();
+        let cut = self.sampling.nucleus_cut();
         let mut nucleus = match mask {
-            None => self.nucleus((0..).zip(logits.iter().copied())),
-            Some(mask) => self.nucleus(mask.of(logits)),
+            None => Nucleus::of((0..).zip(logits.iter().copied()), &cut),
+            Some(mask) => Nucleus::of(mask.of(logits), &cut),
         };
         nucleus.drawn(draw).unwrap_or_else(|| likeliest(logits))
-    }
-
-    /// Whether the next token is the likeliest, whatever was drawn before.
-    pub fn is_greedy(&self) -> bool {
-        self.shaper.is_none() && self.sampling.temperature == 0.0
     }
 
     /// The answer goes on with this token, whichever was drawn.
@@ -73,89 +70,21 @@ impl Sampler {
         self.shaper.iter_mut().for_each(|shaper| shaper.accept(id));
     }
 
-    /// What is drawn from: cut at `min_p`, `top_k` and `top_p`.
-    fn nucleus(&self, logits: impl Iterator<Item = (u32, f32)> + Clone) -> Nucleus {
-        let scale = f64::from(self.sampling.temperature);
-        let most = f64::from(logits.clone().map(|(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max));
-        let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
-        // The likeliest has weight 1.
-        let least = f64::from(self.sampling.min_p);
-        let weights: Vec<(u32, f64)> = logits
-            .map(|(id, logit)| (id, weight(logit)))
-            .filter(|(_, weight)| *weight > 0.0 && *weight >= least)
-            .collect();
-        let total = weights.iter().map(|(_, weight)| weight).sum();
-        let mut nucleus = Nucleus { count: weights.len(), weights, sorted: 0, total };
-        if self.sampling.top_k > 0 && (self.sampling.top_k as usize) < nucleus.count {
-            nucleus.cut(self.sampling.top_k as usize);
-        }
-        if self.sampling.top_p < 1.0 {
-            nucleus.cover(f64::from(self.sampling.top_p) * nucleus.total);
-        }
-        nucleus
-    }
-}
-
-/// Tokens to draw from, with their unnormalised probabilities. Sorted, most likely first, as far as they are looked at: most draws are
-/// among the first few of a hundred thousand.
-struct Nucleus {
-    weights: Vec<(u32, f64)>,
-    /// How many are sorted.
-    sorted: usize,
-    /// How many there are to draw from, of those that are likeliest.
-    count: usize,
-    /// The sum of these.
-    total: f64,
-}
-
-/// Tokens that are sorted at first, and by which factor there are more each time.
-const SORTED_FIRST: (usize, usize) = (64, 8);
-
-impl Nucleus {
-    /// The next likeliest, with its weight.
-    fn at(&mut self, at: usize) -> (u32, f64) {
-        let order = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        while at >= self.sorted {
-            let (first, factor) = SORTED_FIRST;
-            let end = (self.sorted * factor).clamp(first, self.weights.len().max(first)).min(self.weights.len());
-            let rest = &mut self.weights[self.sorted..];
-            let more = end - self.sorted;
-            if more < rest.len() {
-                rest.select_nth_unstable_by(more, order);
-            }
-            rest[..more].sort_unstable_by(order);
-            self.sorted = end;
-        }
-        self.weights[at]
+    /// What the next tokens are chosen by of rows of logits that stay as they are: nothing where something changes them first.
+    pub fn choices(&self, count: usize) -> Option<Vec<TokenChoice>> {
+        let mut random = self.random.clone();
+        let mut next = |_| match self.sampling.temperature {
+            0.0 => TokenChoice::Likeliest,
+            _ => TokenChoice::Drawn(self.sampling.nucleus_cut(), random.random()),
+        };
+        self.shaper.is_none().then(|| (0..count).map(&mut next).collect())
     }
 
-    /// Leaves so many.
-    fn cut(&mut self, count: usize) {
-        self.count = count;
-        self.total = (0..count).map(|at| self.at(at).1).sum();
-    }
-
-    /// Leaves as many as have so much together.
-    fn cover(&mut self, wanted: f64) {
-        let (mut count, mut covered) = (0, 0.0);
-        while count < self.count && covered < wanted {
-            covered += self.at(count).1;
-            count += 1;
+    /// The next token was chosen by the first of [`Self::choices`].
+    pub fn chose(&mut self) {
+        if self.sampling.temperature != 0.0 {
+            let _: f64 = self.random.random();
         }
-        (self.count, self.total) = (count, covered);
-    }
-
-    /// The token at this part of what they have together; none where there is none.
-    fn drawn(&mut self, part: f64) -> Option<u32> {
-        let mut left = part * self.total;
-        for at in 0..self.count {
-            let (id, weight) = self.at(at);
-            left -= weight;
-            if left < 0.0 {
-                return Some(id);
-            }
-        }
-        self.count.checked_sub(1).map(|last| self.at(last).0)
     }
 }
 
@@ -186,6 +115,7 @@ fn greedy(logits: &[f32]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use asterism_kernels::RowChoice;
     use serde_json::json;
 
     use super::*;
@@ -250,27 +180,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sorted_as_far_as_it_is_looked_at_is_what_all_sorted_is() {
-        let mut random = StdRng::seed_from_u64(11);
-        for (vocab, top_k, top_p) in [(5000, 0, 1.0), (5000, 0, 0.7), (5000, 700, 1.0), (5000, 90, 0.5), (50, 60, 0.9)]
+    fn choices_draw_what_the_sampler_draws() {
+        let logits: Vec<f32> = (0..300).map(|i| (i * 7919 % 64) as f32 / 9.0).collect();
+        for (temperature, top_k, top_p, min_p) in
+            [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 0.9, 0.0), (1.3, 0, 0.8, 0.05)]
         {
-            let logits: Vec<f32> = (0..vocab).map(|_| random.random_range(-40..40) as f32 / 10.0).collect();
-            let sampler =
-                Sampler::new(Sampling { temperature: 1.0, top_k, top_p, min_p: 0.001, ..Sampling::default() });
-            let mut all: Vec<(u32, f64)> = (0u32..).zip(logits.iter().map(|logit| f64::from(*logit))).collect();
-            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            let mut nucleus = sampler.nucleus((0..).zip(logits.iter().copied()));
-            assert!(nucleus.count > 0 && (top_k == 0 || nucleus.count <= top_k as usize));
-            for part in [0.0, 0.2, 0.5, 0.9, 0.999] {
-                let drawn = nucleus.drawn(part).unwrap();
-                let at = all.iter().position(|(id, _)| *id == drawn).unwrap();
-                let weights: Vec<f64> =
-                    all[..nucleus.count].iter().map(|(_, logit)| (logit - all[0].1).exp()).collect();
-                let (before, total) = (weights[..at].iter().sum::<f64>(), weights.iter().sum::<f64>());
-                let (low, high) = (before / total, (before + weights[at]) / total);
-                assert!(low - 1e-9 <= part && part <= high + 1e-9, "{vocab} {top_k} {top_p}: {low} {part} {high}");
+            let sampling = Sampling { temperature, top_k, top_p, min_p, seed: 5, ..Sampling::default() };
+            let mut sampler = Sampler::new(sampling.clone());
+            let drawn = draws(sampling, &logits, 40);
+            for (at, ahead) in [(0, 1), (1, 16), (17, 3), (20, 20)] {
+                let choices = sampler.choices(ahead).unwrap();
+                let of = |token: &TokenChoice| RowChoice { token: *token, top: 0 }.of(&logits).token;
+                assert_eq!(choices.iter().map(of).collect::<Vec<_>>(), drawn[at..at + ahead], "{temperature}");
+                (0..ahead).for_each(|_| sampler.chose());
             }
         }
+        let shaped = Sampling { presence_penalty: 1.0, ..Sampling::default() };
+        assert_eq!(Sampler::new(shaped).choices(1), None);
     }
 
     #[test]

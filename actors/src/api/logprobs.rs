@@ -15,6 +15,12 @@ pub struct TokenLogprobs {
     pub top: Vec<TopLogprob>,
 }
 
+impl From<Logprobs> for TokenLogprobs {
+    fn from(Logprobs { chosen, top }: Logprobs) -> Self {
+        Self { logprob: chosen, top: top.into_iter().map(|(id, logprob)| TopLogprob { id, logprob }).collect() }
+    }
+}
+
 /// A token that was likely.
 #[derive(
     Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Archive, rkyv::Serialize, rkyv::Deserialize,
@@ -30,8 +36,7 @@ pub struct TopLogprob {
 impl TokenLogprobs {
     /// Of the token `id` among `logits`, with the `most` likeliest.
     pub fn of(logits: &[f32], id: u32, most: u32) -> Self {
-        let Logprobs { chosen, top } = Logprobs::of(logits, id, most as usize);
-        Self { logprob: chosen, top: top.into_iter().map(|(id, logprob)| TopLogprob { id, logprob }).collect() }
+        Logprobs::of(logits, id, most as usize).into()
     }
 
     /// Bytes that it takes, about.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_kernels::{Backend, KernelError, Rank};
+use asterism_kernels::{Backend, KernelError, Rank, RowChoice};
 use asterism_models::{Decoder, ModelError, StepError, StepPart, step};
 use asterism_transport::MAX_PAYLOAD_BYTES;
 use tokio::{sync::mpsc, time::Instant};
@@ -313,36 +313,43 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Vec<PartEnd>, ModelError> {
         let Self { model, generations, .. } = self;
         let decoder = &model.decoder;
-        // A device that works off a queue chooses what is likeliest itself, and hands over no logits.
-        let chooses =
-            |job: &u64| decoder.backend().queues() && generations.get(job).is_some_and(Generation::takes_the_likeliest);
-        let likeliest: Vec<bool> = chosen.iter().map(|(job, _)| chooses(job)).collect();
+        let parts = || ends.iter().zip(chosen);
+        // An answer's tokens come behind those of its question.
+        let mut scored: Vec<Result<Vec<AnswerToken>, ModelError>> = Vec::with_capacity(ends.len());
+        for (end, (job, rows)) in parts() {
+            let of = end.as_ref().ok().zip(generations.get_mut(job));
+            scored.push(of.map_or(Ok(Vec::new()), |(x, generation)| scored_tokens(decoder, generation, (x, *rows))));
+        }
+        // A device that works off a queue chooses tokens itself, and hands over no logits.
+        let choices = |job: &u64| generations.get(job).filter(|_| decoder.backend().queues())?.choices();
+        let choices: Vec<Option<Vec<RowChoice>>> = chosen.iter().map(|(job, _)| choices(job)).collect();
         let mut last = Vec::with_capacity(ends.len());
-        for ((end, token), (job, _)) in ends.iter().zip(tokens).zip(chosen) {
+        for ((end, (job, _)), token) in parts().zip(tokens) {
             let rows = generations.get(job).filter(|_| *token).map_or(0, Generation::drawn_rows);
             last.push(end.as_ref().map_or(Ok(Vec::new()), |x| last_rows(decoder.backend(), x, rows))?);
         }
-        let rows_of = |wanted: bool| -> Vec<&B::Tensor> {
-            last.iter().zip(&likeliest).filter(|(_, of)| **of == wanted).flat_map(|(rows, _)| rows).collect()
-        };
-        let (by_device, by_logits) = (rows_of(true), rows_of(false));
-        let drawn = if by_device.is_empty() { Vec::new() } else { decoder.last_likeliest(&by_device)? };
+        let (mut by_device, mut asked, mut by_logits) = (Vec::new(), Vec::new(), Vec::new());
+        for (rows, choices) in last.iter().zip(&choices) {
+            match choices {
+                Some(choices) => {
+                    by_device.extend(rows);
+                    asked.extend(&choices[..rows.len()]);
+                }
+                None => by_logits.extend(rows),
+            }
+        }
+        let drawn = if by_device.is_empty() { Vec::new() } else { decoder.choose_last(&by_device, &asked)? };
         let logits = if by_logits.is_empty() { Vec::new() } else { decoder.last_logits(&by_logits)? };
-        let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Likeliest));
+        let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Chosen));
         let mut logits = logits.into_iter().map(|row| row.map(LastRow::Logits));
         let mut all = Vec::with_capacity(ends.len());
-        for ((((job, rows), end), last), likeliest) in chosen.iter().zip(ends).zip(&last).zip(likeliest) {
-            let x = match end {
-                Ok(x) => x,
-                Err(error) => {
-                    all.push(Err(error));
-                    continue;
-                }
-            };
-            let next = |_| if likeliest { drawn.next() } else { logits.next() };
+        for (((end, scored), last), choices) in ends.into_iter().zip(scored).zip(&last).zip(&choices) {
+            if let Err(error) = end {
+                all.push(Err(error));
+                continue;
+            }
+            let next = |_| if choices.is_some() { drawn.next() } else { logits.next() };
             let last: Result<Vec<LastRow>, ModelError> = last.iter().filter_map(next).collect();
-            let generation = generations.get_mut(job);
-            let scored = generation.map_or(Ok(Vec::new()), |generation| scored(decoder, generation, (&x, *rows)));
             all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));
         }
         Ok(all)
@@ -376,7 +383,7 @@ fn last_rows<B: Backend>(backend: &B, x: &B::Tensor, rows: usize) -> Result<Vec<
 }
 
 /// The tokens of a question that the rows `x (t, e)` of a part tell the probabilities of.
-fn scored<B: Backend>(
+fn scored_tokens<B: Backend>(
     decoder: &Decoder<B>,
     generation: &mut Generation<B>,
     (x, rows): (&B::Tensor, usize),
@@ -386,9 +393,10 @@ fn scored<B: Backend>(
     for (part, ids) in ids.chunks(SCORED_ROWS).enumerate() {
         let start = first + part * SCORED_ROWS;
         let rows = decoder.backend().narrow(x, 0, start, start + ids.len())?;
-        let logits = decoder.all_logits(&rows)?;
-        let each = ids.iter().copied().zip(logits.chunks_exact(decoder.config().vocab));
-        tokens.extend(each.map(|of| generation.score(of)));
+        let choices: Vec<RowChoice> = ids.iter().map(|id| generation.scoring(*id)).collect();
+        for row in decoder.choose_each(&rows, &choices)? {
+            tokens.push(generation.score(&row?));
+        }
     }
     Ok(tokens)
 }

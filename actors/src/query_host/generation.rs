@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use asterism_kernels::{Backend, Likeliest};
+use asterism_kernels::{Backend, RowChoice, RowToken, TokenChoice};
 use asterism_models::{
-    CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, ModelError, Sampler, StepPart, TextStream,
+    CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, Logprobs, ModelError, Sampler, StepPart,
+    TextStream,
 };
 use tokio::time::Instant;
 
@@ -79,8 +80,8 @@ pub struct Chosen {
 pub enum LastRow {
     /// The logits of all tokens.
     Logits(Vec<f32>),
-    /// The likeliest token, which the device chose.
-    Likeliest(Likeliest),
+    /// A token that the device chose, and what it tells of the row.
+    Chosen(RowToken),
 }
 
 impl LastRow {
@@ -88,7 +89,7 @@ impl LastRow {
     pub fn logits(&self) -> usize {
         match self {
             Self::Logits(logits) => logits.len(),
-            Self::Likeliest(_) => 0,
+            Self::Chosen(_) => 0,
         }
     }
 }
@@ -221,11 +222,20 @@ impl<B: Backend> Generation<B> {
         if first >= end { (0, &[]) } else { (first - self.through, &self.ids[first + 1..end + 1]) }
     }
 
+    /// How many of the likeliest tokens are told beside each.
+    fn top(&self) -> usize {
+        self.order.choice.logprobs.unwrap_or(0) as usize
+    }
+
+    /// What is asked of the row that tells how likely a token of the question was.
+    pub fn scoring(&self, id: u32) -> RowChoice {
+        RowChoice { token: TokenChoice::Known(id), top: self.top() }
+    }
+
     /// The logarithms of probabilities of a token of the question, whose row went through.
-    pub fn score(&mut self, (id, logits): (u32, &[f32])) -> AnswerToken {
+    pub fn score(&mut self, row: &RowToken) -> AnswerToken {
         self.tokens += 1;
-        let most = self.order.choice.logprobs.unwrap_or(0);
-        (id, String::new(), Some(Box::new(TokenLogprobs::of(logits, id, most))))
+        (row.token, String::new(), Some(Box::new(Logprobs::of_row(row).into())))
     }
 
     /// A step took so long; its rows went through, unless it has to be taken again.
@@ -242,9 +252,13 @@ impl<B: Backend> Generation<B> {
         std::mem::take(&mut self.took)
     }
 
-    /// Whether its next token is the likeliest, and nothing else is asked about it.
-    pub fn takes_the_likeliest(&self) -> bool {
-        self.guide.is_none() && self.order.choice.logprobs.is_none() && self.sampler.is_greedy()
+    /// What is asked of the rows that its next tokens are drawn of, where they are chosen of logits as they are.
+    pub fn choices(&self) -> Option<Vec<RowChoice>> {
+        let drawn = self.guide.is_none().then(|| self.sampler.choices(self.drawn_rows())).flatten()?;
+        let known = self.known().iter().map(|id| TokenChoice::Known(*id)).map(Some).chain(std::iter::repeat(None));
+        let choice =
+            |(drawn, known): (TokenChoice, Option<_>)| RowChoice { token: known.unwrap_or(drawn), top: self.top() };
+        Some(drawn.into_iter().zip(known).map(choice).collect())
     }
 
     /// What tokens waited for their masks, where the answer is held to a form.
@@ -283,7 +297,10 @@ impl<B: Backend> Generation<B> {
         let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
         let mut masked = Duration::ZERO;
         let drawn = match (last, &mut self.guide) {
-            (LastRow::Likeliest(likeliest), _) => likeliest.token,
+            (LastRow::Chosen(row), _) => {
+                self.sampler.chose();
+                row.token
+            }
             // The room that is left is taken to close what is open.
             (LastRow::Logits(logits), Some(guide)) => {
                 let answer = choice.max_tokens as usize - choice.scored_tokens();
@@ -311,7 +328,8 @@ impl<B: Backend> Generation<B> {
         (self.ids, self.through, self.answers) = (vec![id], 0, true);
         let logprobs = match (last, choice.logprobs) {
             (LastRow::Logits(logits), Some(most)) => Some(Box::new(TokenLogprobs::of(logits, id, most))),
-            _ => None,
+            (LastRow::Chosen(row), Some(_)) => Some(Box::new(Logprobs::of_row(row).into())),
+            (_, None) => None,
         };
         let has_called = self.calls.as_mut().is_some_and(|calls| ends_call(calls, &piece));
         let end = if self.text.stopped() || has_called {

@@ -1,7 +1,7 @@
 //! What is computed row by row between the products of a decoder. Multiplies by no weights of two sizes.
 
 use super::tensors::TensorOps;
-use crate::{Activation, Extra, KernelError, Likeliest};
+use crate::{Activation, Extra, KernelError, RowChoice, RowToken};
 
 /// Embedding, norm and activations.
 pub trait ElementwiseOps: TensorOps {
@@ -13,10 +13,11 @@ pub trait ElementwiseOps: TensorOps {
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
-    /// The likeliest token of each row of `logits (t, vocab)`, and nothing else of them on the host.
-    fn likeliest(&self, logits: &Self::Tensor) -> Result<Vec<Likeliest>, KernelError> {
+    /// A token of each row of `logits (t, vocab)`, as asked, and nothing else of them on the host.
+    fn choose_tokens(&self, logits: &Self::Tensor, choices: &[RowChoice]) -> Result<Vec<RowToken>, KernelError> {
         let vocab = self.shape(logits).last().copied().unwrap_or(0).max(1);
-        Ok(self.download(logits)?.chunks_exact(vocab).map(Likeliest::of).collect())
+        let logits = self.download(logits)?;
+        Ok(choices.iter().zip(logits.chunks_exact(vocab)).map(|(choice, row)| choice.of(row)).collect())
     }
 
     /// Whether the device has an operation that only some decoders need.

@@ -21,8 +21,8 @@ use crate::backend::{
     batch,
 };
 use crate::{
-    Ask, DType, DeviceGroup, Heads, KernelError, KeySets, KvFormat, KvType, Likeliest, Mask, Merging, PriorityGuard,
-    Rank, Selector, StepSequence,
+    Ask, DType, DeviceGroup, Heads, KernelError, KeySets, KvFormat, KvType, Mask, Merging, PriorityGuard, Rank,
+    RowChoice, RowToken, Selector, StepSequence,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -146,8 +146,8 @@ impl ElementwiseOps for Cuda {
         self.device.silu(x)
     }
 
-    fn likeliest(&self, logits: &Tensor) -> Result<Vec<Likeliest>, KernelError> {
-        self.device.likeliest(logits)
+    fn choose_tokens(&self, logits: &Tensor, choices: &[RowChoice]) -> Result<Vec<RowToken>, KernelError> {
+        self.device.choose_tokens(logits, choices)
     }
 }
 

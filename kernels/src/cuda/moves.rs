@@ -1,11 +1,13 @@
 //! Merge of partials, copies of parts, gather, scores of keys and the largest of them.
 
+mod sampling;
+
 use std::sync::Arc;
 
 use super::device::{Device, LaunchShape, launch, typed};
 use super::tensor::{Tensor, View};
 use crate::backend::check_lists;
-use crate::{DType, KernelError, Likeliest, Partial};
+use crate::{DType, KernelError, Partial};
 
 /// As the kernel declares it.
 #[repr(C)]
@@ -359,27 +361,6 @@ impl Device {
             launch!(self, "top_k", LaunchShape::new(lists, 1024), from, to, n, k)?;
         }
         Ok(out)
-    }
-
-    /// As `ElementwiseOps::likeliest`.
-    pub(super) fn likeliest(&self, logits: &Tensor) -> Result<Vec<Likeliest>, KernelError> {
-        let (rows, n) = logits.matrix("likeliest")?;
-        if rows == 0 || n == 0 {
-            return Ok(Vec::new());
-        }
-        let found = self.alloc(16 * rows)?;
-        let (from, to, columns) = (logits.pointer(), found.pointer, n as i32);
-        launch!(self, &typed("likeliest", logits.dtype), LaunchShape::new(rows, 1024), from, to, columns)?;
-        let mut bytes = vec![0; 16 * rows];
-        self.download_bytes(found.pointer, &mut bytes)?;
-        let word = |row: &[u8; 16], at: usize| u32::from_le_bytes(row[4 * at..4 * at + 4].try_into().expect("four"));
-        let of_row = |row: &[u8; 16]| Likeliest {
-            token: word(row, 0),
-            is_finite: word(row, 1) == 0,
-            logit: f32::from_bits(word(row, 2)),
-            log_sum: f32::from_bits(word(row, 3)),
-        };
-        Ok(bytes.as_chunks::<16>().0.iter().map(of_row).collect())
     }
 
     /// The words of what [`Device::top_k`] gave.

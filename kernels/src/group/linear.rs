@@ -6,7 +6,7 @@ use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
 use super::spread::GroupTensor;
 use crate::backend::{Backend, ElementwiseOps, GatheredLayer, HostTensor, LinearOps, TensorOps};
-use crate::{DType, KernelError, Likeliest, Stored};
+use crate::{DType, KernelError, RowChoice, RowToken, Stored};
 
 /// A linear layer of which each device has some outputs.
 pub struct GroupLinear<B: Backend> {
@@ -203,8 +203,8 @@ impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
         self.spread(x.layout.clone(), |at, member| member.silu(&x.parts[at]))
     }
 
-    fn likeliest(&self, logits: &GroupTensor<B>) -> Result<Vec<Likeliest>, KernelError> {
-        self.first().likeliest(&self.whole(logits)?.parts[0])
+    fn choose_tokens(&self, logits: &GroupTensor<B>, choices: &[RowChoice]) -> Result<Vec<RowToken>, KernelError> {
+        self.first().choose_tokens(&self.whole(logits)?.parts[0], choices)
     }
 }
 

@@ -17,28 +17,3 @@ pub struct StepSequence<'a, K> {
     /// Which of its own keys its rows see, with those of the step.
     pub own_mask: Mask,
 }
-
-/// The likeliest token of some logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Likeliest {
-    /// The one with the largest logit, the lowest of equal ones.
-    pub token: u32,
-    /// Its logit.
-    pub logit: f32,
-    /// The natural logarithm of the sum of all logits' powers of e: the token's logarithm of probability is `logit - log_sum`.
-    pub log_sum: f32,
-    /// Whether all logits are finite numbers.
-    pub is_finite: bool,
-}
-
-impl Likeliest {
-    /// Of logits.
-    pub fn of(logits: &[f32]) -> Self {
-        let (token, logit) = (0u32..)
-            .zip(logits)
-            .fold((0, f32::NEG_INFINITY), |most, (token, &logit)| if logit > most.1 { (token, logit) } else { most });
-        let sum: f64 = logits.iter().map(|other| f64::from(other - logit).exp()).sum();
-        let is_finite = logits.iter().all(|logit| logit.is_finite());
-        Self { token, logit, log_sum: (f64::from(logit) + sum.ln()) as f32, is_finite }
-    }
-}

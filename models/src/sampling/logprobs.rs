@@ -1,5 +1,7 @@
 //! How likely a model held its tokens: logarithms of the softmax over all logits. Neither temperature nor nucleus changes them.
 
+use asterism_kernels::{RowChoice, RowToken, TokenChoice};
+
 /// The least that is told, in place of what no token has.
 const LEAST: f32 = -9999.0;
 
@@ -15,34 +17,18 @@ pub struct Logprobs {
 impl Logprobs {
     /// Of the token `chosen`, and of the `most` likeliest of `logits (vocab)`. NaN has no probability.
     pub fn of(logits: &[f32], chosen: u32, most: usize) -> Self {
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let above = |logit: &f32| f64::from(*logit) - f64::from(largest);
-        let sum: f64 = logits.iter().filter(|logit| !logit.is_nan()).map(|logit| above(logit).exp()).sum();
-        let logprob = |logit: &f32| match (above(logit) - sum.ln()) as f32 {
+        Self::of_row(&RowChoice { token: TokenChoice::Known(chosen), top: most }.of(logits))
+    }
+
+    /// Of what was told of a row.
+    pub fn of_row(row: &RowToken) -> Self {
+        let logprob = |logit: f32| match row.log_probability(logit) as f32 {
             reported if reported > LEAST => reported,
             // Minus infinity and NaN are no numbers of JSON.
             _ => LEAST,
         };
-        let top = likeliest(logits, most).into_iter().map(|(id, logit)| (id, logprob(&logit))).collect();
-        Self { chosen: logits.get(chosen as usize).map_or(LEAST, logprob), top }
+        Self { chosen: logprob(row.logit), top: row.top.iter().map(|(id, logit)| (*id, logprob(*logit))).collect() }
     }
-}
-
-/// Ids and logits of the largest, in order. One pass, as `most` is small beside a vocabulary.
-fn likeliest(logits: &[f32], most: usize) -> Vec<(u32, f32)> {
-    let mut top: Vec<(u32, f32)> = Vec::with_capacity(most + 1);
-    for (id, &logit) in (0u32..).zip(logits) {
-        let is_wanted = match top.last() {
-            Some((_, least)) if top.len() == most => logit > *least,
-            _ => most > 0 && !logit.is_nan(),
-        };
-        if is_wanted {
-            let at = top.partition_point(|(_, other)| *other >= logit);
-            top.insert(at, (id, logit));
-            top.truncate(most);
-        }
-    }
-    top
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use asterism_kernels::NucleusCut;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +72,12 @@ const STRONGEST_BIAS: f32 = 100.0;
 const MOST_BIASED: usize = 1024;
 
 impl Sampling {
+    /// What tokens weigh, and which are left to draw from.
+    pub fn nucleus_cut(&self) -> NucleusCut {
+        let Self { temperature, top_k, top_p, min_p, .. } = *self;
+        NucleusCut { temperature, top_k, top_p, min_p }
+    }
+
     /// Refuses parameters out of range.
     pub fn validate(&self) -> Result<(), ModelError> {
         let refused = |field, allowed, got| Err(ModelError::Sampling { field, allowed, got });

@@ -52,9 +52,9 @@ pub const MODULES: &[Module] = &[
             (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs", "merge_outputs_carried"]),
             (SINGLE, &["merge_into", "merge_into_wide", "merge_rows", "merge_rows_carried", "top_k", "put"]),
             (SINGLE, &["copy_runs", "differ", "place_rows", "keep_maps"]),
-            (TYPES, &["likeliest"]),
         ],
     ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/sampling.fatbin")), &[(TYPES, &["likeliest", "choose"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/kept.fatbin")),
         &[

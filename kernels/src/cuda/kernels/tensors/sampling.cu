@@ -1,0 +1,246 @@
+// Tokens chosen of rows of logits, and what is told of the rows besides. The reference is `SampledRow::of`. A block of 1,024 threads a row:
+// its bits depend on the row alone.
+#include "common.cuh"
+
+#define K extern "C" __global__ void
+
+constexpr int THREADS = 1024;
+
+// Of each row of logits, which are n: the largest, ties to the lowest id, the sum of all powers of e less it, and whether one of them is no
+// finite number.
+struct Likeliest {
+    int token, unfinished;
+    float logit, unused;
+    double sum;
+};
+template <class T> __device__ void likeliest(const T* logits, Likeliest* out, int n) {
+    __shared__ float most[32];
+    __shared__ double sums[32];
+    __shared__ int ids[32], odd[32];
+    const T* row = logits + (size_t)blockIdx.x * n;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, id = n, strange = 0;
+    float max = -INFINITY;
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        float x = widen(row[i]);
+        strange |= !isfinite(x);
+        if (x > max) max = x, id = i;
+    }
+    auto better = [&](float other, int at) {
+        if (other > max || (other == max && at < id)) max = other, id = at;
+    };
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(~0u, max, step);
+        int at = __shfl_xor_sync(~0u, id, step);
+        better(other, at);
+        strange |= __shfl_xor_sync(~0u, strange, step);
+    }
+    if (lane == 0) most[warp] = max, ids[warp] = id, odd[warp] = strange;
+    __syncthreads();
+    max = most[0], id = ids[0], strange = odd[0];
+    for (int w = 1; w < 32; w++) better(most[w], ids[w]), strange |= odd[w];
+    double sum = 0;
+    for (int i = threadIdx.x; i < n; i += THREADS) sum += expf(widen(row[i]) - max);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    sum = 0;
+    for (int w = 0; w < 32; w++) sum += sums[w];
+    out[blockIdx.x] = Likeliest{id == n ? 0 : id, strange, max, 0, sum};
+}
+K __launch_bounds__(THREADS) likeliest_bf16(const bf16* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
+K __launch_bounds__(THREADS) likeliest_f32(const float* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
+
+// What is asked of a row: a token that is drawn where `temperature` is above 0, else the one that is `known`, else (-1) the likeliest.
+struct Ask {
+    int row, known, top_k, top;
+    float temperature, top_p, min_p, unused;
+    double part;  // of what may be drawn, in the order of falling logits, that lies before the token
+};
+constexpr int MOST_TOP = 20;  // most tokens that are told besides
+// `token` is -1 where too many tokens are alike to find it here.
+struct Told {
+    int token;
+    float logit;
+    int ids[MOST_TOP];
+    float logits[MOST_TOP];
+};
+
+// Logits lie in bins by how far they are below the largest, so far that a weight is nothing (2^-44 of the largest); tokens of one bin, or
+// of the first few, are sorted where one of them is looked for. Weights are whole numbers of 2^-44, whose sums have no order.
+constexpr int BINS = 2 * THREADS, LISTED = 2 * THREADS;
+constexpr float FARTHEST = 31;  // above 44 ln 2
+constexpr double ONE = 1ll << 44;
+typedef unsigned long long u64;
+
+struct Bins {
+    // How many there are, and their weights: of the bins before each, once they are added up.
+    unsigned counts[BINS + 1];
+    u64 weights[BINS + 1];
+    u64 list[LISTED];  // falling logits as rising numbers, and ids, in order
+    u64 sums[LISTED];  // of weights in the list, up to and with each
+    u64 parts[32];
+    int listed, found;
+};
+
+// The sum of x in the threads before and with this one. All threads of the block.
+__device__ __forceinline__ u64 sum_up_to(u64 x, u64* parts) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int step = 1; step < 32; step *= 2) {
+        u64 before = __shfl_up_sync(~0u, x, step);
+        if (lane >= step) x += before;
+    }
+    __syncthreads();
+    if (lane == 31) parts[warp] = x;
+    __syncthreads();
+    u64 part = parts[lane], own = part;
+    for (int step = 1; step < 32; step *= 2) {
+        u64 before = __shfl_up_sync(~0u, part, step);
+        if (lane >= step) part += before;
+    }
+    return x + __shfl_sync(~0u, part - own, warp);
+}
+
+template <class T> struct Chooser {
+    const T* row;
+    int n;
+    const Ask& ask;
+    float largest, by;
+    Bins& bins;
+    int first = -1, last = -1;  // bins whose tokens are in the list
+
+    // As one zero.
+    __device__ __forceinline__ float logit(int id) const { return widen(row[id]) + 0.f; }
+    __device__ __forceinline__ int bin_of(float x) const { return (int)fminf((largest - x) * by, BINS - 1.f); }
+    __device__ __forceinline__ u64 weight_of(float x) const {
+        double weight = exp(((double)x - (double)largest) / (double)ask.temperature);
+        return weight < (double)ask.min_p ? 0 : __double2ull_rn(weight * ONE);
+    }
+    __device__ void fill() {
+        for (int i = threadIdx.x; i <= BINS; i += THREADS) bins.counts[i] = 0, bins.weights[i] = 0;
+        __syncthreads();
+        for (int id = threadIdx.x; id < n; id += THREADS) {
+            float x = logit(id);
+            int bin = bin_of(x);
+            atomicAdd(&bins.counts[bin], 1u);
+            if (ask.temperature > 0) {
+                u64 weight = weight_of(x);
+                if (weight) atomicAdd(&bins.weights[bin], weight);
+            }
+        }
+        __syncthreads();
+        int at = 2 * threadIdx.x;
+        u64 counts[2] = {bins.counts[at], bins.counts[at + 1]}, weights[2] = {bins.weights[at], bins.weights[at + 1]};
+        u64 count = sum_up_to(counts[0] + counts[1], bins.parts), weight = sum_up_to(weights[0] + weights[1], bins.parts);
+        bins.counts[at + 1] = count - counts[1], bins.counts[at] = count - counts[1] - counts[0];
+        bins.weights[at + 1] = weight - weights[1], bins.weights[at] = weight - weights[1] - weights[0];
+        if (threadIdx.x == THREADS - 1) bins.counts[BINS] = count, bins.weights[BINS] = weight;
+        __syncthreads();
+    }
+    // The last bin before which there is no more than that.
+    template <class V> static __device__ int bin_with(const V* before, V most) {
+        int low = 0, high = BINS;
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (before[middle] <= most) low = middle;
+            else high = middle;
+        }
+        return low;
+    }
+    // Lists the tokens of some bins, in the order of falling logits and rising ids, and adds up their weights. Whether there is room.
+    __device__ bool list(int from, int to) {
+        if (from == first && to == last) return true;
+        int count = bins.counts[to + 1] - bins.counts[from], size = 2;
+        if (count > LISTED) return false;
+        while (size < count) size *= 2;
+        __syncthreads();
+        if (threadIdx.x == 0) bins.listed = 0;
+        for (int i = threadIdx.x; i < size; i += THREADS) bins.list[i] = ~0ull;
+        __syncthreads();
+        for (int id = threadIdx.x; id < n; id += THREADS) {
+            float x = logit(id);
+            int bin = bin_of(x);
+            if (bin >= from && bin <= to) bins.list[atomicAdd(&bins.listed, 1)] = (u64)~ordered(x) << 32 | (unsigned)id;
+        }
+        __syncthreads();
+        for (int run = 2; run <= size; run *= 2)
+            for (int step = run / 2; step > 0; step /= 2) {
+                int i = 2 * threadIdx.x - threadIdx.x % step, other = i + step;
+                if (other < size) {
+                    u64 a = bins.list[i], b = bins.list[other];
+                    if ((a > b) == ((i & run) == 0)) bins.list[i] = b, bins.list[other] = a;
+                }
+                __syncthreads();
+            }
+        if (ask.temperature > 0) {
+            u64 weights[2];
+            for (int i = 0; i < 2; i++) weights[i] = 2 * threadIdx.x + i < count ? weight_of(logit_at(2 * threadIdx.x + i)) : 0;
+            u64 sum = sum_up_to(weights[0] + weights[1], bins.parts);
+            bins.sums[2 * threadIdx.x] = sum - weights[1], bins.sums[2 * threadIdx.x + 1] = sum;
+            __syncthreads();
+        }
+        first = from, last = to;
+        return true;
+    }
+    __device__ __forceinline__ int id_at(int at) const { return (int)(unsigned)bins.list[at]; }
+    __device__ __forceinline__ float logit_at(int at) const { return of_ordered(~(unsigned)(bins.list[at] >> 32)); }
+    // The place in the list of the first token with which weights are more than that, and the weights up to it; -1: too many are alike.
+    __device__ int place_beyond(u64 most, u64& with) {
+        int bin = bin_with(bins.weights, most);
+        if (!list(bin, bin)) return -1;
+        u64 before = bins.weights[bin];
+        __syncthreads();
+        if (threadIdx.x == 0) bins.found = 0;
+        __syncthreads();
+        for (int at = threadIdx.x; at < LISTED; at += THREADS) {
+            u64 below = at > 0 ? bins.sums[at - 1] : 0;
+            if (before + below <= most && before + bins.sums[at] > most) bins.found = at;
+        }
+        __syncthreads();
+        with = before + bins.sums[bins.found];
+        return bins.found;
+    }
+    // The place in the list of a token that is drawn.
+    __device__ int draw() {
+        u64 all = bins.weights[BINS];
+        if (ask.top_k > 0 && ask.top_k < n) {
+            int bin = bin_with(bins.counts, (unsigned)ask.top_k - 1);
+            if (!list(bin, bin)) return -1;
+            all = bins.weights[bin] + bins.sums[ask.top_k - 1 - bins.counts[bin]];
+        }
+        if (ask.top_p < 1) {
+            u64 wanted = (u64)ceil((double)ask.top_p * (double)all), covered;
+            if (place_beyond(max(wanted, 1ull) - 1, covered) < 0) return -1;
+            all = min(all, covered);
+        }
+        u64 before = (u64)(ask.part * (double)all), with;
+        return place_beyond(min(before, all - 1), with);
+    }
+};
+
+template <class T> __device__ void choose(const T* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const Ask& ask = asks[blockIdx.x];
+    const T* row = logits + (size_t)ask.row * n;
+    Likeliest most = likeliest[ask.row];
+    Told& to = told[blockIdx.x];
+    float heat = ask.temperature > 0 ? ask.temperature : 1.f;
+    Chooser<T> chooser{row, n, ask, most.logit, BINS / (FARTHEST * heat), *(Bins*)memory};
+    int token = ask.known >= 0 ? ask.known : most.token;
+    if (ask.temperature > 0 || ask.top > 0) chooser.fill();
+    if (ask.temperature > 0) {
+        int at = chooser.draw();
+        token = at < 0 ? -1 : chooser.id_at(at);
+        __syncthreads();
+    }
+    int tops = min(ask.top, n);
+    if (tops > 0 && !chooser.list(0, Chooser<T>::bin_with(chooser.bins.counts, (unsigned)tops - 1))) token = -1;
+    else if (threadIdx.x < tops) to.ids[threadIdx.x] = chooser.id_at(threadIdx.x), to.logits[threadIdx.x] = chooser.logit_at(threadIdx.x);
+    if (threadIdx.x == 0) to.token = token, to.logit = token >= 0 && token < n ? widen(row[token]) : NAN;
+}
+K __launch_bounds__(THREADS) choose_bf16(const bf16* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
+    choose(logits, likeliest, asks, told, n);
+}
+K __launch_bounds__(THREADS) choose_f32(const float* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
+    choose(logits, likeliest, asks, told, n);
+}
