@@ -8,8 +8,6 @@ use crate::{KernelError, RowChoice, RowToken, TokenChoice};
 const THREADS: u32 = 1024;
 /// Tokens of a row that a kernel tells besides, at most.
 const MOST_TOP: usize = 20;
-/// Bytes of shared memory that a row's bins and lists take.
-const BINS_BYTES: usize = 58 << 10;
 
 /// What is asked of a row, as the kernel declares it.
 #[repr(C)]
@@ -86,7 +84,7 @@ impl Device {
             let table: Vec<u8> = asks.iter().flat_map(Ask::bytes).collect();
             let table = self.upload_bytes(&table)?;
             let (table, told) = (table.pointer, likeliest + likeliest_bytes as u64);
-            let shape = LaunchShape { shared: BINS_BYTES, ..LaunchShape::new(asks.len(), THREADS) };
+            let shape = LaunchShape::new(asks.len(), THREADS);
             launch!(self, &typed("choose", logits.dtype), shape, from, likeliest, table, told, columns)?;
         }
         let mut bytes = vec![0; likeliest_bytes + TOLD_BYTES * asks.len()];

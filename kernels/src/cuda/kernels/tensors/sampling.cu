@@ -78,8 +78,7 @@ struct Bins {
     unsigned counts[BINS + 1];
     u64 weights[BINS + 1];
     u64 list[LISTED];  // falling logits as rising numbers, and ids, in order
-    u64 sums[LISTED];  // of weights in the list, up to and with each
-    u64 parts[32];
+    u64 parts[32], with;
     int listed, found;
 };
 
@@ -108,6 +107,7 @@ template <class T> struct Chooser {
     float largest, by;
     Bins& bins;
     int first = -1, last = -1;  // bins whose tokens are in the list
+    u64 sums[3];                // of weights in the list: before this thread's two tokens, with the first and with both
 
     // As one zero.
     __device__ __forceinline__ float logit(int id) const { return widen(row[id]) + 0.f; }
@@ -118,6 +118,7 @@ template <class T> struct Chooser {
     }
     __device__ void fill() {
         for (int i = threadIdx.x; i <= BINS; i += THREADS) bins.counts[i] = 0, bins.weights[i] = 0;
+        if (threadIdx.x == 0) bins.found = 0, bins.with = 0;
         __syncthreads();
         for (int id = threadIdx.x; id < n; id += THREADS) {
             float x = logit(id);
@@ -175,38 +176,43 @@ template <class T> struct Chooser {
         if (ask.temperature > 0) {
             u64 weights[2];
             for (int i = 0; i < 2; i++) weights[i] = 2 * threadIdx.x + i < count ? weight_of(logit_at(2 * threadIdx.x + i)) : 0;
-            u64 sum = sum_up_to(weights[0] + weights[1], bins.parts);
-            bins.sums[2 * threadIdx.x] = sum - weights[1], bins.sums[2 * threadIdx.x + 1] = sum;
-            __syncthreads();
+            sums[2] = sum_up_to(weights[0] + weights[1], bins.parts);
+            sums[1] = sums[2] - weights[1], sums[0] = sums[1] - weights[0];
         }
         first = from, last = to;
         return true;
     }
     __device__ __forceinline__ int id_at(int at) const { return (int)(unsigned)bins.list[at]; }
     __device__ __forceinline__ float logit_at(int at) const { return of_ordered(~(unsigned)(bins.list[at] >> 32)); }
-    // The place in the list of the first token with which weights are more than that, and the weights up to it; -1: too many are alike.
+    // The place in the list of the first token of all with which weights are more than that, and the weights with it; -1: too many are
+    // alike.
     __device__ int place_beyond(u64 most, u64& with) {
         int bin = bin_with(bins.weights, most);
         if (!list(bin, bin)) return -1;
         u64 before = bins.weights[bin];
         __syncthreads();
-        if (threadIdx.x == 0) bins.found = 0;
+        for (int i = 0; i < 2; i++)
+            if (before + sums[i] <= most && before + sums[i + 1] > most) bins.found = 2 * threadIdx.x + i, bins.with = before + sums[i + 1];
         __syncthreads();
-        for (int at = threadIdx.x; at < LISTED; at += THREADS) {
-            u64 below = at > 0 ? bins.sums[at - 1] : 0;
-            if (before + below <= most && before + bins.sums[at] > most) bins.found = at;
-        }
-        __syncthreads();
-        with = before + bins.sums[bins.found];
+        with = bins.with;
         return bins.found;
+    }
+    // The weights of so many of the likeliest; 0: too many are alike.
+    __device__ u64 weights_of(unsigned count) {
+        int bin = bin_with(bins.counts, count - 1);
+        if (!list(bin, bin)) return 0;
+        unsigned last = count - 1 - bins.counts[bin];
+        __syncthreads();
+        if (threadIdx.x == last / 2) bins.with = bins.weights[bin] + sums[last % 2 + 1];
+        __syncthreads();
+        return bins.with;
     }
     // The place in the list of a token that is drawn.
     __device__ int draw() {
         u64 all = bins.weights[BINS];
         if (ask.top_k > 0 && ask.top_k < n) {
-            int bin = bin_with(bins.counts, (unsigned)ask.top_k - 1);
-            if (!list(bin, bin)) return -1;
-            all = bins.weights[bin] + bins.sums[ask.top_k - 1 - bins.counts[bin]];
+            all = weights_of(ask.top_k);
+            if (all == 0) return -1;
         }
         if (ask.top_p < 1) {
             u64 wanted = (u64)ceil((double)ask.top_p * (double)all), covered;
@@ -219,22 +225,21 @@ template <class T> struct Chooser {
 };
 
 template <class T> __device__ void choose(const T* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
-    extern __shared__ __align__(16) unsigned char memory[];
+    __shared__ Bins bins;
     const Ask& ask = asks[blockIdx.x];
     const T* row = logits + (size_t)ask.row * n;
     Likeliest most = likeliest[ask.row];
     Told& to = told[blockIdx.x];
     float heat = ask.temperature > 0 ? ask.temperature : 1.f;
-    Chooser<T> chooser{row, n, ask, most.logit, BINS / (FARTHEST * heat), *(Bins*)memory};
+    Chooser<T> chooser{row, n, ask, most.logit, BINS / (FARTHEST * heat), bins};
     int token = ask.known >= 0 ? ask.known : most.token;
     if (ask.temperature > 0 || ask.top > 0) chooser.fill();
     if (ask.temperature > 0) {
         int at = chooser.draw();
         token = at < 0 ? -1 : chooser.id_at(at);
-        __syncthreads();
     }
     int tops = min(ask.top, n);
-    if (tops > 0 && !chooser.list(0, Chooser<T>::bin_with(chooser.bins.counts, (unsigned)tops - 1))) token = -1;
+    if (tops > 0 && !chooser.list(0, Chooser<T>::bin_with(bins.counts, (unsigned)tops - 1))) token = -1;
     else if (threadIdx.x < tops) to.ids[threadIdx.x] = chooser.id_at(threadIdx.x), to.logits[threadIdx.x] = chooser.logit_at(threadIdx.x);
     if (threadIdx.x == 0) to.token = token, to.logit = token >= 0 && token < n ? widen(row[token]) : NAN;
 }
