@@ -57,9 +57,13 @@ fn tokens_are_drawn_on_the_device_as_on_the_host() {
         cut(100.0, 0, 0.3, 0.0),
         cut(0.01, 0, 1.0, 0.5),
     ];
-    for (vocab, spread, dtype) in
-        [(7, 1.0, DType::F32), (128_256, 2.5, DType::Bf16), (32_000, 4.0, DType::F32), (5000, 0.0, DType::Bf16)]
-    {
+    for (vocab, spread, dtype) in [
+        (7, 1.0, DType::F32),
+        (128_256, 2.5, DType::Bf16),
+        (32_000, 4.0, DType::F32),
+        (5000, 0.0, DType::Bf16),
+        (128_256, 0.2, DType::Bf16),
+    ] {
         let choices: Vec<RowChoice> = cuts
             .iter()
             .flat_map(|cut| parts(40).map(|part| TokenChoice::Drawn(*cut, part)))

@@ -58,7 +58,7 @@ struct Ask {
     double part;  // of what may be drawn, in the order of falling logits, that lies before the token
 };
 constexpr int MOST_TOP = 20;  // most tokens that are told besides
-// `token` is -1 where too many tokens are alike to find it here.
+// `token` is -1 where too many tokens are as likely as those that are told besides.
 struct Told {
     int token;
     float logit;
@@ -67,7 +67,8 @@ struct Told {
 };
 
 // Logits lie in bins by how far they are below the largest, so far that a weight is nothing (2^-44 of the largest); tokens of one bin, or
-// of the first few, are sorted where one of them is looked for. Weights are whole numbers of 2^-44, whose sums have no order.
+// of the first few, are sorted where one of them is looked for. A bin of more than the list has room for is parted into bins of its own,
+// until all in it are equal. Weights are whole numbers of 2^-44, whose sums have no order.
 constexpr int BINS = 2 * THREADS, LISTED = 2 * THREADS;
 constexpr float FARTHEST = 31;  // above 44 ln 2
 constexpr double ONE = 1ll << 44;
@@ -77,8 +78,9 @@ struct Bins {
     // How many there are, and their weights: of the bins before each, once they are added up.
     unsigned counts[BINS + 1];
     u64 weights[BINS + 1];
-    u64 list[LISTED];  // falling logits as rising numbers, and ids, in order
+    u64 list[LISTED];  // places and ids, in order
     u64 parts[32], with;
+    unsigned lowest, highest;
     int listed, found;
 };
 
@@ -106,23 +108,37 @@ template <class T> struct Chooser {
     const Ask& ask;
     float largest, by;
     Bins& bins;
+    // Which tokens are in the bins: all, by distance, or those between two places; and what those before them come to.
+    bool parted = false;
+    unsigned low = 0, high = ~0u, counts_before = 0;
+    u64 weights_before = 0;
     int first = -1, last = -1;  // bins whose tokens are in the list
     u64 sums[3];                // of weights in the list: before this thread's two tokens, with the first and with both
 
     // As one zero.
     __device__ __forceinline__ float logit(int id) const { return widen(row[id]) + 0.f; }
-    __device__ __forceinline__ int bin_of(float x) const { return (int)fminf((largest - x) * by, BINS - 1.f); }
+    // Rises as logits fall.
+    static __device__ __forceinline__ unsigned place_of(float x) { return ~ordered(x); }
+    static __device__ __forceinline__ float logit_of(unsigned place) { return of_ordered(~place); }
+    // -1: in none.
+    __device__ __forceinline__ int bin_of(float x) const {
+        if (!parted) return (int)fminf((largest - x) * by, BINS - 1.f);
+        unsigned place = place_of(x);
+        return place < low || place > high ? -1 : (int)((u64)(place - low) * BINS / ((u64)(high - low) + 1));
+    }
     __device__ __forceinline__ u64 weight_of(float x) const {
         double weight = exp(((double)x - (double)largest) / (double)ask.temperature);
         return weight < (double)ask.min_p ? 0 : __double2ull_rn(weight * ONE);
     }
     __device__ void fill() {
+        __syncthreads();
         for (int i = threadIdx.x; i <= BINS; i += THREADS) bins.counts[i] = 0, bins.weights[i] = 0;
         if (threadIdx.x == 0) bins.found = 0, bins.with = 0;
         __syncthreads();
         for (int id = threadIdx.x; id < n; id += THREADS) {
             float x = logit(id);
             int bin = bin_of(x);
+            if (bin < 0) continue;
             atomicAdd(&bins.counts[bin], 1u);
             if (ask.temperature > 0) {
                 u64 weight = weight_of(x);
@@ -137,6 +153,26 @@ template <class T> struct Chooser {
         bins.weights[at + 1] = weight - weights[1], bins.weights[at] = weight - weights[1] - weights[0];
         if (threadIdx.x == THREADS - 1) bins.counts[BINS] = count, bins.weights[BINS] = weight;
         __syncthreads();
+        first = last = -1;
+    }
+    // All tokens are in the bins again.
+    __device__ void restore() {
+        if (!parted) return;
+        parted = false, counts_before = 0, weights_before = 0;
+        fill();
+    }
+    // The tokens of a bin alone are in the bins.
+    __device__ void part(int bin) {
+        if (threadIdx.x == 0) bins.lowest = ~0u, bins.highest = 0;
+        __syncthreads();
+        for (int id = threadIdx.x; id < n; id += THREADS) {
+            float x = logit(id);
+            if (bin_of(x) == bin) atomicMin(&bins.lowest, place_of(x)), atomicMax(&bins.highest, place_of(x));
+        }
+        __syncthreads();
+        counts_before += bins.counts[bin], weights_before += bins.weights[bin];
+        parted = true, low = bins.lowest, high = bins.highest;
+        if (low < high) fill();
     }
     // The last bin before which there is no more than that.
     template <class V> static __device__ int bin_with(const V* before, V most) {
@@ -161,7 +197,7 @@ template <class T> struct Chooser {
         for (int id = threadIdx.x; id < n; id += THREADS) {
             float x = logit(id);
             int bin = bin_of(x);
-            if (bin >= from && bin <= to) bins.list[atomicAdd(&bins.listed, 1)] = (u64)~ordered(x) << 32 | (unsigned)id;
+            if (bin >= from && bin <= to) bins.list[atomicAdd(&bins.listed, 1)] = (u64)place_of(x) << 32 | (unsigned)id;
         }
         __syncthreads();
         for (int run = 2; run <= size; run *= 2)
@@ -183,44 +219,63 @@ template <class T> struct Chooser {
         return true;
     }
     __device__ __forceinline__ int id_at(int at) const { return (int)(unsigned)bins.list[at]; }
-    __device__ __forceinline__ float logit_at(int at) const { return of_ordered(~(unsigned)(bins.list[at] >> 32)); }
-    // The place in the list of the first token of all with which weights are more than that, and the weights with it; -1: too many are
-    // alike.
-    __device__ int place_beyond(u64 most, u64& with) {
-        int bin = bin_with(bins.weights, most);
-        if (!list(bin, bin)) return -1;
-        u64 before = bins.weights[bin];
+    __device__ __forceinline__ float logit_at(int at) const { return logit_of(bins.list[at] >> 32); }
+    // The token at a place of those that are equal, from 0 on, by their ids.
+    __device__ void find_equal(u64 wanted) {
+        u64 before = 0;
+        for (int start = 0; start < n; start += THREADS) {
+            int id = start + threadIdx.x, is_equal = id < n && place_of(logit(id)) == low;
+            u64 with = before + sum_up_to(is_equal, bins.parts);
+            if (is_equal && with == wanted + 1) bins.found = id;
+            if (threadIdx.x == THREADS - 1) bins.with = with;
+            __syncthreads();
+            before = bins.with;
+            if (before > wanted) break;
+        }
         __syncthreads();
-        for (int i = 0; i < 2; i++)
-            if (before + sums[i] <= most && before + sums[i + 1] > most) bins.found = 2 * threadIdx.x + i, bins.with = before + sums[i + 1];
-        __syncthreads();
-        with = bins.with;
-        return bins.found;
     }
-    // The weights of so many of the likeliest; 0: too many are alike.
-    __device__ u64 weights_of(unsigned count) {
-        int bin = bin_with(bins.counts, count - 1);
-        if (!list(bin, bin)) return 0;
-        unsigned last = count - 1 - bins.counts[bin];
-        __syncthreads();
-        if (threadIdx.x == last / 2) bins.with = bins.weights[bin] + sums[last % 2 + 1];
-        __syncthreads();
-        return bins.with;
+    // The first token of all with which there are more than that, in weights or in tokens; `with`: their weights.
+    __device__ int beyond(u64 most, bool by_weight, u64& with) {
+        restore();
+        for (;;) {
+            u64 left = most - (by_weight ? weights_before : counts_before);
+            if (parted && low == high) {
+                u64 weight = ask.temperature > 0 ? weight_of(logit_of(low)) : 1, place = by_weight ? left / max(weight, 1ull) : left;
+                find_equal(place);
+                with = weights_before + (place + 1) * weight;
+                return bins.found;
+            }
+            int bin = by_weight ? bin_with(bins.weights, left) : bin_with(bins.counts, (unsigned)left);
+            if (!list(bin, bin)) {
+                part(bin);
+                continue;
+            }
+            u64 count = left - bins.counts[bin], before = bins.weights[bin];
+            __syncthreads();
+            for (int i = 0; i < 2; i++) {
+                int at = 2 * threadIdx.x + i;
+                bool is_found = by_weight ? before + sums[i] <= left && before + sums[i + 1] > left : at == count;
+                if (is_found) bins.found = id_at(at), bins.with = weights_before + before + sums[i + 1];
+            }
+            __syncthreads();
+            with = bins.with;
+            return bins.found;
+        }
     }
-    // The place in the list of a token that is drawn.
+    // A token that is drawn.
     __device__ int draw() {
-        u64 all = bins.weights[BINS];
+        u64 all = bins.weights[BINS], covered;
         if (ask.top_k > 0 && ask.top_k < n) {
-            all = weights_of(ask.top_k);
-            if (all == 0) return -1;
+            beyond(ask.top_k - 1, false, covered);
+            all = covered;
         }
         if (ask.top_p < 1) {
-            u64 wanted = (u64)ceil((double)ask.top_p * (double)all), covered;
-            if (place_beyond(max(wanted, 1ull) - 1, covered) < 0) return -1;
+            u64 wanted = (u64)ceil((double)ask.top_p * (double)all);
+            beyond(max(wanted, 1ull) - 1, true, covered);
             all = min(all, covered);
         }
-        u64 before = (u64)(ask.part * (double)all), with;
-        return place_beyond(min(before, all - 1), with);
+        u64 before = (u64)(ask.part * (double)all);
+        return beyond(min(before, all - 1), true, covered);
     }
 };
 
@@ -234,10 +289,7 @@ template <class T> __device__ void choose(const T* logits, const Likeliest* like
     Chooser<T> chooser{row, n, ask, most.logit, BINS / (FARTHEST * heat), bins};
     int token = ask.known >= 0 ? ask.known : most.token;
     if (ask.temperature > 0 || ask.top > 0) chooser.fill();
-    if (ask.temperature > 0) {
-        int at = chooser.draw();
-        token = at < 0 ? -1 : chooser.id_at(at);
-    }
+    if (ask.temperature > 0) token = chooser.draw(), chooser.restore();
     int tops = min(ask.top, n);
     if (tops > 0 && !chooser.list(0, Chooser<T>::bin_with(bins.counts, (unsigned)tops - 1))) token = -1;
     else if (threadIdx.x < tops) to.ids[threadIdx.x] = chooser.id_at(threadIdx.x), to.logits[threadIdx.x] = chooser.logit_at(threadIdx.x);
