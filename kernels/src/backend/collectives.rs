@@ -29,6 +29,36 @@ pub trait Collectives: LinearOps + WorkQueue {
         Ok(Box::new(move |_| Ok(tensors.clone())))
     }
 
+    /// Whether [`Collectives::linear_add_into`] takes this layer.
+    fn adds_into(&self, weight: &Self::Linear) -> bool {
+        let _ = weight;
+        false
+    }
+
+    /// A matrix `(rows, columns)` whose elements are not set: several devices write its columns.
+    fn unfilled(&self, rows: usize, columns: usize) -> Result<Self::Tensor, KernelError> {
+        let _ = (rows, columns);
+        Err(KernelError::NoKernel { operation: "columns in place", device: self.numerics() })
+    }
+
+    /// [`LinearOps::linear_add`] of many rows: columns from `first` on of `residual (t, N)` and of `to (t, N)`.
+    fn linear_add_into(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Linear,
+        [residual, to]: [&Self::Tensor; 2],
+        first: usize,
+    ) -> Result<(), KernelError> {
+        let _ = (x, weight, residual, to, first);
+        Err(KernelError::NoKernel { operation: "columns in place", device: self.numerics() })
+    }
+
+    /// `gated_silu` into columns from `first` on of `to (t, N)`.
+    fn gated_silu_into(&self, gate_up: &Self::Tensor, to: &Self::Tensor, first: usize) -> Result<(), KernelError> {
+        let _ = (gate_up, to, first);
+        Err(KernelError::NoKernel { operation: "columns in place", device: self.numerics() })
+    }
+
     /// What puts matrices of these devices of one process together.
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         Ok(Box::new(Rendezvous::new(members)))
@@ -37,6 +67,9 @@ pub trait Collectives: LinearOps + WorkQueue {
 
 /// What gives each member the whole, once its device has waited for it.
 pub type PendingGather<B> = Box<dyn FnOnce() -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send>;
+
+/// What returns once each member's device waits for the columns of the others.
+pub type PendingFill = Box<dyn FnOnce() -> Result<(), KernelError>>;
 
 /// What a device makes of rows that lie on several by columns, once it has all of them.
 pub enum GatheredLayer<'a, B: LinearOps> {
@@ -90,6 +123,21 @@ pub trait AllGather<B: LinearOps>: Send + Sync {
     ) -> Result<Option<Vec<B::Tensor>>, KernelError> {
         let _ = (parts, sizes, layers);
         Ok(None)
+    }
+
+    /// Whether [`AllGather::fill_beside`] is there.
+    fn fills(&self) -> bool {
+        false
+    }
+
+    /// Brings to each member's matrix `(t, N)` the columns that the others wrote to theirs, `sizes` of each one after the other, beside
+    /// what is asked of the devices until it is taken.
+    ///
+    /// # Errors
+    /// What the devices report.
+    fn fill_beside(&self, wholes: &[B::Tensor], sizes: &[usize]) -> Result<PendingFill, KernelError> {
+        let _ = (wholes, sizes);
+        Err(KernelError::Abandoned)
     }
 
     /// A member takes part no more: whoever waits for it, on the host or a device, need not.

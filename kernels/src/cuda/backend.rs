@@ -509,6 +509,28 @@ impl Collectives for Cuda {
         Ok(Box::new(move |to: &Self| lending.fetch(&to.device, &to.signals)))
     }
 
+    fn adds_into(&self, weight: &CudaLinear) -> bool {
+        self.dtype == DType::Bf16 && self.products.writes_into(weight)
+    }
+
+    fn unfilled(&self, rows: usize, columns: usize) -> Result<Tensor, KernelError> {
+        self.device.empty(&[rows, columns], self.dtype)
+    }
+
+    fn linear_add_into(
+        &self,
+        x: &Tensor,
+        weight: &CudaLinear,
+        columns: [&Tensor; 2],
+        first: usize,
+    ) -> Result<(), KernelError> {
+        self.products.linear_into(&self.device, x, weight, columns, first)
+    }
+
+    fn gated_silu_into(&self, gate_up: &Tensor, to: &Tensor, first: usize) -> Result<(), KernelError> {
+        self.device.gated_silu_into(gate_up, to, first)
+    }
+
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         gathering::all_gather(members)
     }

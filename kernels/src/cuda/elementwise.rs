@@ -150,13 +150,25 @@ impl Device {
         if !both.is_multiple_of(2) {
             return Err(KernelError::shape("gated_silu", "an even number of columns", &[&gate_up.shape]));
         }
-        let f = both / 2;
-        let out = self.empty(&[rows, f], gate_up.dtype)?;
-        let wide = wide(f, &[gate_up, &out]);
-        let (name, step) = if wide { ("gated_silu_wide", 16 / out.dtype.size()) } else { ("gated_silu", 1) };
-        let (from, to, count, columns) = (gate_up.pointer(), out.pointer(), (rows * f) as i64, f as i32);
-        launch!(self, &typed(name, out.dtype), LaunchShape::over(rows * f / step), from, to, count, columns)?;
+        let out = self.empty(&[rows, both / 2], gate_up.dtype)?;
+        self.gated_silu_into(gate_up, &out, 0)?;
         Ok(out)
+    }
+
+    /// The same, into columns from `first` on of a matrix of as many rows.
+    pub fn gated_silu_into(&self, gate_up: &Tensor, to: &Tensor, first: usize) -> Result<(), KernelError> {
+        let ((rows, both), (to_rows, pitch)) = (gate_up.matrix("gated_silu")?, to.matrix("gated_silu")?);
+        let f = both / 2;
+        if to_rows != rows || first + f > pitch || to.dtype != gate_up.dtype {
+            let expected = format!("({rows}, {} or more)", first + f);
+            return Err(KernelError::shape("gated_silu", expected, &[&to.shape]));
+        }
+        let size = to.dtype.size();
+        let wide = wide(f, &[gate_up, to]) && [first, pitch].iter().all(|x| (x * size).is_multiple_of(16));
+        let (name, step) = if wide { ("gated_silu_wide", 16 / size) } else { ("gated_silu", 1) };
+        let (from, at, count) = (gate_up.pointer(), to.pointer() + (first * size) as u64, (rows * f) as i64);
+        let (columns, pitch) = (f as i32, pitch as i32);
+        launch!(self, &typed(name, to.dtype), LaunchShape::over(rows * f / step), from, at, count, columns, pitch)
     }
 
     /// `silu(x)` of each element.

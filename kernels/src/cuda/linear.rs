@@ -223,6 +223,7 @@ impl Products {
                     bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
                     residual: residual.as_ref().map_or(0, Tensor::pointer),
                     out: out.pointer(),
+                    pitch: 0,
                 };
                 plans.lock().expect("no panic holds it").run(device, key, rows, operands)?;
             }
@@ -230,6 +231,46 @@ impl Products {
         }
         device.queued(rows, operations(rows, (n, k)))?;
         Ok(out)
+    }
+
+    /// Whether [`Products::linear_into`] takes such weights.
+    pub fn writes_into(&self, linear: &CudaLinear) -> bool {
+        let (n, k) = linear.shape();
+        let plain = matches!(linear.weight, Weight::Plain(_)) && linear.dtype() == DType::Bf16;
+        self.plans.is_some() && plain && linear.bias.is_none() && n.is_multiple_of(8) && k.is_multiple_of(8)
+    }
+
+    /// [`Products::linear`] of many rows, whose residual and outputs are columns from `first` on of wider matrices `(t, N)`; the same bits.
+    pub fn linear_into(
+        &self,
+        device: &Device,
+        x: &Tensor,
+        linear: &CudaLinear,
+        [residual, to]: [&Tensor; 2],
+        first: usize,
+    ) -> Result<(), KernelError> {
+        let ((rows, columns), (n, k), (_, pitch)) =
+            (x.matrix("linear_into")?, linear.shape(), to.matrix("linear_into")?);
+        let fits = columns == k && residual.shape == to.shape && to.shape[0] == rows && first + n <= pitch;
+        let (Some(plans), Weight::Plain(weight), true) =
+            (&self.plans, &linear.weight, fits && rows > few_hopper::MOST_ROWS)
+        else {
+            let expected = format!("x (t, {k}) of many rows, matrices (t, {} or more)", first + n);
+            return Err(KernelError::shape("linear_into", expected, &[&x.shape, &residual.shape, &to.shape]));
+        };
+        let at = (first * to.dtype.size()) as u64;
+        let key = Key { n, k, bias: false, residual: true, eight: false };
+        let operands = Operands {
+            x: x.pointer(),
+            weight: weight.pointer(),
+            scales: [0; 2],
+            bias: 0,
+            residual: residual.pointer() + at,
+            out: to.pointer() + at,
+            pitch,
+        };
+        plans.lock().expect("no panic holds it").run(device, key, rows, operands)?;
+        device.queued(rows, operations(rows, (n, k)))
     }
 
     /// [`Products::linear`] of rows that are as the layer's product takes them.
@@ -325,6 +366,7 @@ impl Products {
             bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
             residual: 0,
             out: out.pointer(),
+            pitch: 0,
         };
         let (mut plans, few) = (plans.lock().expect("no panic holds it"), (rows, true));
         if plans.run_few(device, key, few, operands, outputs.clone())? {
@@ -368,6 +410,7 @@ impl Products {
             bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
             residual: residual.pointer(),
             out: out.pointer(),
+            pitch: 0,
         };
         let taken = plans.lock().expect("no panic holds it").run_few(device, key, (rows, false), operands, outputs)?;
         Ok(taken.then_some(out))
@@ -399,6 +442,7 @@ impl Products {
             bias: bias.map_or(0, Tensor::pointer),
             residual: residual.map_or(0, Tensor::pointer),
             out: out.pointer(),
+            pitch: 0,
         };
         blocks.multiply(device, key, rows, operands, outputs.clone())?;
         device.queued(rows, operations(rows, (outputs.len(), k)))?;
@@ -427,6 +471,7 @@ impl Products {
             bias: bias.filter(|_| taken).map_or(0, Tensor::pointer),
             residual: residual.as_ref().filter(|_| taken).map_or(0, Tensor::pointer),
             out: out.pointer(),
+            pitch: 0,
         };
         plans.run(device, key, rows, operands)?;
         drop(plans);

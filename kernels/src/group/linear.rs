@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
-use super::spread::GroupTensor;
+use super::spread::{Coming, GroupTensor};
 use crate::backend::{Backend, ElementwiseOps, GatheredLayer, HostTensor, LinearOps, TensorOps};
 use crate::{DType, KernelError, RowChoice, RowToken, Stored};
 
@@ -18,6 +18,12 @@ pub struct GroupLinear<B: Backend> {
 /// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy, though
 /// each device has but some of the columns.
 const EXCHANGED_ROWS: usize = 4096;
+
+/// So many rows in pieces of so many at most, about as long: none of many is so short that it is computed otherwise.
+fn pieces(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(64).min(most);
+    (0..rows).step_by(each.max(1)).map(move |start| start..rows.min(start + each))
+}
 
 /// What a member has of rows of a tensor that a checkpoint stores: no byte of another row is looked at.
 fn rows<'a>(tensor: &HostTensor<'a>, rows: &Range<usize>) -> &'a [u8] {
@@ -92,37 +98,80 @@ impl<B: Backend> DeviceGroup<B> {
         self.first().queues() && rows >= 2 * EXCHANGED_ROWS
     }
 
-    /// `residual (t, n)` plus the layer's outputs for `input`, which gives some of its rows. Few stay dealt out: whoever wants the whole
-    /// puts them together as it suits.
-    fn added(
-        &self,
-        rows: usize,
-        input: impl Fn(Range<usize>) -> Result<GroupTensor<B>, KernelError>,
-        weight: &GroupLinear<B>,
-        residual: &GroupTensor<B>,
-    ) -> Result<GroupTensor<B>, KernelError> {
-        match self.is_in_pieces(rows) {
-            true => self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, residual),
-            false => self.sum(&input(0..rows)?, weight, residual),
-        }
-    }
-
-    /// The same, where some rows are exchanged while others are computed.
+    /// `residual (t, n)` plus the layer's outputs for `input`, which has some of its rows on their way: some are exchanged while others
+    /// are computed.
     fn added_by_pieces(
         &self,
         (rows, piece): (usize, usize),
-        input: impl Fn(Range<usize>) -> Result<GroupTensor<B>, KernelError>,
+        input: impl Fn(Range<usize>) -> Result<Coming<B>, KernelError>,
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
-        let pieces = || (0..rows).step_by(piece).map(|start| start..rows.min(start + piece));
-        let inputs = pieces().map(|rows| self.beside(input(rows)?)).collect::<Result<Vec<_>, KernelError>>()?;
+        let inputs = pieces(rows, piece).map(|rows| Ok((rows.clone(), input(rows)?)));
+        let inputs = inputs.collect::<Result<Vec<_>, KernelError>>()?;
+        if let Some(sizes) = self.adds_in_place(weight, residual) {
+            return self.added_in_place((rows, &sizes), inputs, weight, residual);
+        }
         let mut sums = Vec::with_capacity(inputs.len());
-        for (rows, input) in pieces().zip(inputs) {
+        for (rows, input) in inputs {
             let residual = self.rows(residual, rows.start, rows.end)?;
             sums.push(self.beside(self.sum(&input()?, weight, &residual)?)?);
         }
         self.concat(&sums.into_iter().map(|sum| sum()).collect::<Result<Vec<_>, _>>()?, 0)
+    }
+
+    /// Outputs of each device, where they can be written to where they belong, and the residual is whole.
+    fn adds_in_place(&self, weight: &GroupLinear<B>, residual: &GroupTensor<B>) -> Option<Vec<usize>> {
+        let (sizes, axis) = self.portions_of(weight.outputs.as_deref()?)?;
+        let each = self.members.iter().zip(&weight.parts).all(|(member, part)| member.adds_into(part));
+        (axis == 1 && each && residual.layout.is_none() && self.gather().fills()).then_some(sizes)
+    }
+
+    /// Each device's outputs of a piece in their place of the whole, and those of the others beside the next piece.
+    fn added_in_place(
+        &self,
+        (rows, sizes): (usize, &[usize]),
+        inputs: Vec<(Range<usize>, Coming<B>)>,
+        weight: &GroupLinear<B>,
+        residual: &GroupTensor<B>,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let to = self.each(|_, member| member.unfilled(rows, sizes.iter().sum()))?;
+        let mut coming = Vec::with_capacity(inputs.len());
+        for (rows, input) in inputs {
+            let x = self.whole(&input()?)?;
+            let wholes = self.each_of(&x.parts[0], |at, member| {
+                let [residual, to] = [&residual.parts[at], &to[at]].map(|of| member.rows(of, rows.start, rows.end));
+                let (to, first) = (to?, sizes[..at].iter().sum());
+                member.linear_add_into(&x.parts[at], &weight.parts[at], [&residual?, &to], first)?;
+                Ok(to)
+            })?;
+            coming.push(self.gather().fill_beside(&wholes, sizes)?);
+        }
+        coming.into_iter().try_for_each(|coming| coming())?;
+        Ok(GroupTensor::of(to, None))
+    }
+
+    /// `gated_silu` of the norm's product on its way to all: where each device's part can be written to its place, the others' come there.
+    fn gated_beside(
+        &self,
+        x: &GroupTensor<B>,
+        norm: (&GroupTensor<B>, f32),
+        gate_up: &GroupLinear<B>,
+    ) -> Result<Coming<B>, KernelError> {
+        let outputs = pair(&gate_up.outputs).and_then(|segment| Split::layout(1, vec![segment], self.members.len()));
+        let sizes = outputs.as_deref().and_then(|split| self.portions_of(split)).filter(|_| self.gather().fills());
+        let Some((sizes, _)) = sizes else { return self.beside(self.norm_gated(x, norm, gate_up)?) };
+        let (product, rows) = (self.norm_linear(x, norm, gate_up)?, self.shape(x)[0]);
+        let wholes = self.each_of(&product.parts[0], |at, member| {
+            let to = member.unfilled(rows, sizes.iter().sum())?;
+            member.gated_silu_into(&product.parts[at], &to, sizes[..at].iter().sum())?;
+            Ok(to)
+        })?;
+        let coming = self.gather().fill_beside(&wholes, &sizes)?;
+        Ok(Box::new(move || {
+            coming()?;
+            Ok(GroupTensor::of(wholes, None))
+        }))
     }
 
     /// What each device's layer makes of rows whose columns are dealt out, where there is a shorter way than to put them together first.
@@ -249,7 +298,13 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         residual: GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
         let rows = self.shape(x).first().copied().unwrap_or(0);
-        self.added(rows, |rows| self.rows(x, rows.start, rows.end), weight, &residual)
+        match self.is_in_pieces(rows) {
+            true => {
+                let input = |rows: Range<usize>| self.beside(self.rows(x, rows.start, rows.end)?);
+                self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, &residual)
+            }
+            false => self.sum(x, weight, &residual),
+        }
     }
 
     fn norm_linear(
@@ -295,9 +350,12 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         [gate_up, down]: [&GroupLinear<B>; 2],
     ) -> Result<GroupTensor<B>, KernelError> {
         let rows = self.shape(x).first().copied().unwrap_or(0);
-        let x = if self.is_in_pieces(rows) { self.whole(x)? } else { x.clone() };
-        let gated = |rows: Range<usize>| self.norm_gated(&self.rows(&x, rows.start, rows.end)?, norm, gate_up);
-        self.added(rows, gated, down, &x)
+        if !self.is_in_pieces(rows) {
+            return self.sum(&self.norm_gated(x, norm, gate_up)?, down, x);
+        }
+        let x = self.whole(x)?;
+        let gated = |rows: Range<usize>| self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up);
+        self.added_by_pieces((rows, EXCHANGED_ROWS), gated, down, &x)
     }
 }
 
@@ -409,7 +467,7 @@ mod tests {
         let expected = group.download(&group.linear_add(&x, &weight, residual.clone()).unwrap()).unwrap();
         for x in [&x, &group.dealt(&x, &split).unwrap()] {
             for piece in [1, 3, 4, 11, 20] {
-                let rows = |rows: Range<usize>| group.rows(x, rows.start, rows.end);
+                let rows = |rows: Range<usize>| group.beside(group.rows(x, rows.start, rows.end)?);
                 let got = group.added_by_pieces((11, piece), rows, &weight, &residual).unwrap();
                 assert_eq!(group.download(&got).unwrap(), expected, "{piece} rows at a time");
             }

@@ -69,7 +69,12 @@ impl<B: Backend> DeviceGroup<B> {
 
     /// How many elements along which axis each has, where none of them is another's, too.
     pub(super) fn portions(&self, x: &GroupTensor<B>) -> Option<(Vec<usize>, usize)> {
-        let (split, members) = (x.layout.as_deref()?, self.members.len());
+        self.portions_of(x.layout.as_deref()?)
+    }
+
+    /// The same of what is dealt out so.
+    pub(super) fn portions_of(&self, split: &Split) -> Option<(Vec<usize>, usize)> {
+        let members = self.members.len();
         match split.segments[..] {
             [segment] if segment.copies == 1 => {
                 Some(((0..members).map(|member| segment.range(member, members).len()).collect(), split.axis))

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
-use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, KernelError, Mask, Rotary};
+use asterism_kernels::{
+    AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, HostTensor, KernelError, Mask, Rotary,
+};
 
-use super::{alone_on_gpu, draw, gpu};
+use super::{alone_on_gpu, draw, gpu, numbers};
 
 fn host(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
     gpu.download(x).unwrap()
@@ -142,6 +144,40 @@ fn rows_on_their_way_to_a_layer_have_the_bits_of_one_step_after_the_other() {
                 }
             }
         }
+    }
+}
+
+/// Rows that GPUs exchange piece by piece, which write their columns to where they belong, are those that one GPU makes.
+#[test]
+fn many_rows_of_a_group_are_those_of_one_gpu() {
+    if alone_on_gpu().is_none() {
+        return;
+    }
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
+    let (Ok(one), Ok(other)) = (open(0), open(1)) else { return };
+    let (alone, group) =
+        (open(0).unwrap(), Cuda::group(vec![one, other], Heads { query: 4, kv: 2, dim: 128 }).unwrap());
+    let (e, f) = (512, 1408);
+    let bytes = |count: usize, seed: u64| -> Vec<u8> {
+        numbers(count, seed).into_iter().flat_map(|value| (value / 16.0).to_le_bytes()).collect()
+    };
+    let [gate, up, down, norm] = [f * e, f * e, e * f, e].map(|count| bytes(count, count as u64));
+    fn host<'a>(shape: &'a [usize], bytes: &'a [u8]) -> HostTensor<'a> {
+        HostTensor { stored: DType::F32.into(), shape, bytes }
+    }
+    fn made<B: Backend>(gpu: &B, weights: [HostTensor<'_>; 4], (rows, e): (usize, usize)) -> [Vec<f32>; 2] {
+        let [gate, up, down, norm] = weights;
+        let (gate_up, down) = (gpu.linear_weight(&[gate, up], &[]).unwrap(), gpu.linear_weight(&[down], &[]).unwrap());
+        let norm = gpu.weight(norm).unwrap();
+        let x = gpu.cast(&gpu.upload(&[rows, e], &numbers(rows * e, 7)).unwrap()).unwrap();
+        let gated = gpu.norm_gated(&x, (&norm, 1e-5), &gate_up).unwrap();
+        let added = gpu.linear_add(&gated, &down, x.clone()).unwrap();
+        [gpu.norm_mlp(&x, (&norm, 1e-5), [&gate_up, &down]).unwrap(), added].map(|x| gpu.download(&x).unwrap())
+    }
+    for rows in [8192, 8200, 13_001] {
+        let (wide, narrow) = ([f, e], [e, f]);
+        let weights = [host(&wide, &gate), host(&wide, &up), host(&narrow, &down), host(&narrow[..1], &norm)];
+        assert!(made(&group, weights, (rows, e)) == made(&alone, weights, (rows, e)), "{rows} rows");
     }
 }
 

@@ -14,7 +14,7 @@ use super::super::exchange;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
 use super::placing::Placing;
-use crate::backend::{GatheredLayer, PendingGather};
+use crate::backend::{GatheredLayer, PendingFill, PendingGather};
 use crate::{AllGather, KernelError, Rendezvous};
 
 /// Most GPUs, as the kernel has it.
@@ -329,6 +329,15 @@ impl AllGather<Cuda> for Inboxes {
                 Ok(Box::new(move || Ok(whole)))
             }
         }
+    }
+
+    fn fills(&self) -> bool {
+        self.places
+    }
+
+    fn fill_beside(&self, wholes: &[Tensor], sizes: &[usize]) -> Result<PendingFill, KernelError> {
+        let placing = Placing::filling(&self.members, &self.sides, (wholes, sizes))?;
+        Ok(Box::new(|| placing.joined().map(drop)))
     }
 
     fn gather_linear(

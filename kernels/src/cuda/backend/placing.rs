@@ -72,8 +72,42 @@ impl Placing {
             let (mut at, pitch) = (to.pointer(), to.bytes() / rows);
             for part in parts {
                 let row = part.bytes() / rows;
-                copy_rows(side, (part.pointer(), row), (at, pitch), rows).map_err(failed)?;
+                copy_columns(side, (part.pointer(), row), (at, pitch), (rows, row)).map_err(failed)?;
                 at += row as u64;
+            }
+            placing.done.push(side.record_event(None).map_err(failed)?);
+        }
+        Ok(placing)
+    }
+
+    /// The same of columns that lie where they belong, each in its member's own matrix: those of the others come there.
+    pub fn filling(
+        members: &[Arc<Cuda>],
+        sides: &[Arc<CudaStream>],
+        (wholes, sizes): (&[Tensor], &[usize]),
+    ) -> Result<Self, KernelError> {
+        let failed = |error| device_error("all_gather", error);
+        let ready = members.iter().map(|member| member.device.stream().record_event(None).map_err(failed));
+        let ready = ready.collect::<Result<Vec<_>, _>>()?;
+        let mut placing = Self {
+            members: members.to_vec(),
+            sides: sides.to_vec(),
+            _parts: wholes.to_vec(),
+            whole: Vec::new(),
+            done: Vec::new(),
+            joined: false,
+        };
+        let (rows, pitch) = (wholes[0].shape[0], wholes[0].shape[1] * wholes[0].dtype.size());
+        for (own, (to, side)) in wholes.iter().zip(sides).enumerate() {
+            ready.iter().try_for_each(|ready| side.wait(ready)).map_err(failed)?;
+            let mut at = 0;
+            for (from, (of, size)) in wholes.iter().zip(sizes).enumerate() {
+                let width = size * of.dtype.size();
+                if from != own {
+                    let [of, to] = [of, to].map(|whole| whole.pointer() + at as u64);
+                    copy_columns(side, (of, pitch), (to, pitch), (rows, width)).map_err(failed)?;
+                }
+                at += width;
             }
             placing.done.push(side.record_event(None).map_err(failed)?);
         }
@@ -102,12 +136,12 @@ impl Drop for Placing {
     }
 }
 
-/// Rows of bytes from one pitch to another, on whichever GPUs they are, in the order of `stream`.
-fn copy_rows(
+/// Rows of so many bytes from one pitch to another, on whichever GPUs they are, in the order of `stream`.
+fn copy_columns(
     stream: &CudaStream,
-    (from, row): (u64, usize),
+    (from, from_pitch): (u64, usize),
     (to, pitch): (u64, usize),
-    rows: usize,
+    (rows, width): (usize, usize),
 ) -> Result<(), DriverError> {
     stream.context().bind_to_thread()?;
     let memory = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
@@ -118,7 +152,7 @@ fn copy_rows(
         srcHost: std::ptr::null(),
         srcDevice: from,
         srcArray: std::ptr::null_mut(),
-        srcPitch: row,
+        srcPitch: from_pitch,
         dstXInBytes: 0,
         dstY: 0,
         dstMemoryType: memory,
@@ -126,7 +160,7 @@ fn copy_rows(
         dstDevice: to,
         dstArray: std::ptr::null_mut(),
         dstPitch: pitch,
-        WidthInBytes: row,
+        WidthInBytes: width,
         Height: rows,
     };
     // SAFETY: both are live until the placing ends, of as many rows, and each lies within its row.

@@ -129,7 +129,8 @@ impl BlockRows {
     pub fn widened(&self, device: &Device) -> Result<Tensor, KernelError> {
         let (n, k) = self.shape;
         let wide = device.empty(&[n, k], DType::Bf16)?;
-        let operands = Operands { x: 0, weight: 0, scales: [0; 2], bias: 0, residual: 0, out: wide.pointer() };
+        let operands =
+            Operands { x: 0, weight: 0, scales: [0; 2], bias: 0, residual: 0, out: wide.pointer(), pitch: 0 };
         let blocks = self.argument(operands, 0, 0..n);
         let of_block = 8 * TILE_OUTPUTS;
         let spread = LaunchShape { blocks: (n.div_ceil(of_block), k.div_ceil(TILE_INPUTS)), threads: 256, shared: 0 };

@@ -8,7 +8,7 @@ use super::product::{Key, Operands};
 use crate::KernelError;
 
 /// Most rows that it takes.
-const MOST_ROWS: usize = 64;
+pub const MOST_ROWS: usize = 64;
 /// Bytes of a row that lie beside each other in shared memory, and how often a stage has them, as `few_hopper.cu` has it.
 const PANEL_BYTES: usize = 128;
 const STAGE_PANELS: usize = 2;

@@ -97,6 +97,7 @@ fn failed(error: result::CublasError) -> KernelError {
 impl ProductCall {
     fn new(key: Key, rows: usize, operands: Operands) -> Result<Self, result::CublasError> {
         let (n, k, rows) = (key.n as u64, key.k as u64, rows as u64);
+        let pitch = if operands.pitch == 0 { key.n } else { operands.pitch };
         let bf16 = sys::cudaDataType::CUDA_R_16BF;
         let read = if key.eight { sys::cudaDataType::CUDA_R_8F_E4M3 } else { bf16 };
         let f32 = sys::cudaDataType::CUDA_R_32F;
@@ -106,7 +107,7 @@ impl ProductCall {
             layouts: [
                 result::create_matrix_layout(read, k, n, k as i64)?,
                 result::create_matrix_layout(read, k, rows, k as i64)?,
-                result::create_matrix_layout(bf16, n, rows, n as i64)?,
+                result::create_matrix_layout(bf16, n, rows, pitch as i64)?,
             ],
         };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -254,7 +255,8 @@ impl Plans {
     /// Algorithms for so many rows that keep each output's sum in one piece, the library's favourite first.
     fn offers(&self, key: Key, rows: usize) -> Result<Vec<Algorithm>, result::CublasError> {
         let some = 0x100;
-        let operands = Operands { x: some, weight: some, scales: [some; 2], bias: some, residual: some, out: some };
+        let operands =
+            Operands { x: some, weight: some, scales: [some; 2], bias: some, residual: some, out: some, pitch: 0 };
         let call = ProductCall::new(key, rows, operands)?;
         let preference = result::create_matmul_pref()?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;

@@ -21,4 +21,6 @@ pub struct Operands {
     pub bias: u64,
     pub residual: u64,
     pub out: u64,
+    /// Elements from row to row of the residual and of what comes out, where these are columns of a wider matrix; 0: outputs.
+    pub pitch: usize,
 }

@@ -48,14 +48,15 @@ __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e
     for (int i = first + HELD * step; i < e; i += step) put(i, *(const Pack<T, V>*)(row + i), *(const Pack<T, V>*)(weight + i));
 }
 
-template <class T, int V> __device__ void gated_silu(const T* gate_up, T* out, long long count, int f) {
+// Outputs lie `pitch` elements from row to row.
+template <class T, int V> __device__ void gated_silu(const T* gate_up, T* out, long long count, int f, int pitch) {
     for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * V; at < count;
          at += (long long)gridDim.x * blockDim.x * V) {
         long long row = at / f, column = at % f;
         const T* from = gate_up + row * 2 * f + column;
         Pack<T, V> g = *(const Pack<T, V>*)from, u = *(const Pack<T, V>*)(from + f);
         for (int j = 0; j < V; j++) g.x[j] = narrow<T>(silu(widen(g.x[j])) * widen(u.x[j]));
-        *(Pack<T, V>*)(out + at) = g;
+        *(Pack<T, V>*)(out + row * pitch + column) = g;
     }
 }
 
@@ -147,8 +148,8 @@ template <class T> __device__ void silu_each(const T* x, T* out, long long count
     K embed_##S(const T* table, const unsigned* ids, T* out, int e) { follow(); embed(table, ids, out, e); }                \
     K rms_norm_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, 1>(x, r, w, out, e, eps); }       \
     K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, V>(x, r, w, out, e, eps); }       \
-    K gated_silu_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, 1>(x, out, n, f); }                  \
-    K gated_silu_wide_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, V>(x, out, n, f); }             \
+    K gated_silu_##S(const T* x, T* out, long long n, int f, int p) { follow(); gated_silu<T, 1>(x, out, n, f, p); }        \
+    K gated_silu_wide_##S(const T* x, T* out, long long n, int f, int p) { follow(); gated_silu<T, V>(x, out, n, f, p); }   \
     K split_rotate_##S(const Rotation r) { follow_early(); split_rotate<T, 1>(r); }                                               \
     K split_rotate_wide_##S(const Rotation r) { follow_early(); split_rotate<T, 4>(r); }                                          \
     K join_heads_##S(const float* x, T* out, int h, int t, int d) { join_heads(x, out, h, t, d); }                          \

@@ -72,6 +72,7 @@ impl Trial {
             bias: self.bias.pointer(),
             residual: if self.key.residual { at(self.residual.pointer(), 2 * n) } else { 0 },
             out: at(out.pointer(), 2 * n),
+            pitch: 0,
         }
     }
 
