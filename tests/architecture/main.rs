@@ -17,6 +17,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "tests",
         &["asterism", "asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"],
     ),
+    ("tests/null-driver", &[]),
     ("runtime", &["asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
     ("actors", &["asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
     ("models", &["asterism-plan", "asterism-kernels"]),

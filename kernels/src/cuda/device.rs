@@ -78,16 +78,12 @@ impl Device {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for,
-    /// and in a build without kernels.
+    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for.
+    /// A build without kernels opens what computes nothing, alone, and no other build does.
     pub fn open(index: usize) -> Result<Self, KernelError> {
-        if MODULES.iter().any(|(image, _)| image.is_empty()) {
-            let cause = "this program was built without kernels for GPUs, to be checked only (ASTERISM_CUDA_STUB)";
+        let without_kernels = MODULES.iter().any(|(image, _)| image.is_empty());
+        if let Some(cause) = driver::unfit(without_kernels) {
             return Err(KernelError::NoDevice { index, cause: cause.into() });
-        }
-        // SAFETY: this only tries to load the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(KernelError::NoDevice { index, cause: "no CUDA driver (libcuda) is installed".into() });
         }
         if let Some(cause) = driver::driver_version().and_then(driver::too_old) {
             return Err(KernelError::NoDevice { index, cause });

@@ -62,6 +62,28 @@ pub fn driver_version() -> Option<c_int> {
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().is_ok().then_some(version)
 }
 
+/// Why a program with kernels, or without, can open no GPU of the driver that is here, if it cannot. What one of the two computes nothing
+/// with, the other would take for answers.
+pub fn unfit(without_kernels: bool) -> Option<&'static str> {
+    // SAFETY: this only tries to load the library.
+    let here = unsafe { sys::is_culib_present() };
+    match (without_kernels, here && computes_nothing()) {
+        (true, false) => {
+            Some("this program was built without kernels for GPUs, to be checked and tested only (ASTERISM_CUDA_STUB)")
+        }
+        (false, true) => {
+            Some("the driver (libcuda) that was found computes nothing: it is for tests of programs without kernels")
+        }
+        _ => (!here).then_some("no CUDA driver (libcuda) is installed"),
+    }
+}
+
+/// Whether the driver, which must be there, is the one that tests put in its place (`tests/null-driver`).
+fn computes_nothing() -> bool {
+    // SAFETY: the function is looked up and never called.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"asterism_null_driver").is_ok() }
+}
+
 /// Why a driver that knows so much cannot be used, if it cannot.
 pub fn too_old(version: c_int) -> Option<String> {
     let [knows, needed] = [version, NEEDED].map(|version| dotted(version as usize, 1000, 10));
