@@ -150,8 +150,8 @@ extern "C" fn cuMemcpyPeerAsync(
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpy2DAsync_v2(copy: Option<&CUDA_MEMCPY2D>, _stream: u64) -> CUresult {
     let (Some(copy), mut driver) = (copy, locked()) else { return CUresult::CUDA_ERROR_INVALID_VALUE };
-    let device = CUmemorytype::CU_MEMORYTYPE_DEVICE;
-    if (copy.srcMemoryType, copy.dstMemoryType) != (device, device) {
+    let on_gpu = |kind| matches!(kind, CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED);
+    if !(on_gpu(copy.srcMemoryType) && on_gpu(copy.dstMemoryType)) {
         return driver.fault("a copy of rows that is not within GPUs".into());
     }
     let bytes = |pitch: usize| copy.Height.saturating_sub(1) * pitch + copy.WidthInBytes;
