@@ -1,5 +1,5 @@
 //! Numbers the build of the kernels, and compiles those of GPUs, where the feature `cuda` is on: to machine code for sm_80 and sm_90a, and to
-//! PTX of compute_80 and compute_90, of which the driver of a newer GPU makes its own. `ASTERISM_CUDA_TARGETS` names others. With `ASTERISM_CUDA_STUB=1` it compiles none: the crate can then be checked without a compiler, and opens no GPU.
+//! PTX of compute_80 and compute_90, of which the driver of a newer GPU makes its own. `ASTERISM_CUDA_TARGETS` names others. With `ASTERISM_CUDA_STUB=1` it compiles none: the crate can then be checked without a compiler, and opens no GPU but those of a driver that computes nothing.
 
 use std::{
     env,
@@ -38,7 +38,7 @@ const KERNELS: &[&str] = &[
 const ALL_TARGETS: &str = "80,90a,80-ptx,90-ptx";
 /// Some of them, with commas between: `80-ptx` alone runs the code of the A100 on any GPU.
 const TARGETS: &str = "ASTERISM_CUDA_TARGETS";
-/// Set to 1 where there is no compiler and nothing is to run.
+/// Set to 1 where there is no compiler and nothing is to be computed.
 const STUB: &str = "ASTERISM_CUDA_STUB";
 
 fn main() {
