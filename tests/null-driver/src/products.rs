@@ -86,7 +86,6 @@ extern "C" fn cublasLtMatmulPreferenceSetAttribute(
 }
 
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "as the library has them")]
 extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _handle: u64,
     _product: u64,
@@ -127,7 +126,6 @@ extern "C" fn cublasLtMatmulAlgoConfigGetAttribute(
 }
 
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "as the library has them")]
 extern "C" fn cublasLtMatmul(
     _handle: u64,
     _product: u64,

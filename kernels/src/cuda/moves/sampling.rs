@@ -5,7 +5,7 @@ use super::super::tensor::Tensor;
 use crate::{KernelError, RowChoice, RowToken, TokenChoice};
 
 /// Threads of a row.
-const THREADS: u32 = 1024;
+const ROW_THREADS: u32 = 1024;
 /// Tokens of a row that a kernel tells besides, at most.
 const MOST_TOP: usize = 20;
 
@@ -79,12 +79,19 @@ impl Device {
         let likeliest_bytes = LIKELIEST_BYTES * rows;
         let found = self.alloc(likeliest_bytes + TOLD_BYTES * asks.len())?;
         let (from, likeliest, columns) = (logits.pointer(), found.pointer, vocab as i32);
-        launch!(self, &typed("likeliest", logits.dtype), LaunchShape::new(rows, THREADS), from, likeliest, columns)?;
+        launch!(
+            self,
+            &typed("likeliest", logits.dtype),
+            LaunchShape::new(rows, ROW_THREADS),
+            from,
+            likeliest,
+            columns
+        )?;
         if !asks.is_empty() {
             let table: Vec<u8> = asks.iter().flat_map(Ask::bytes).collect();
             let table = self.upload_bytes(&table)?;
             let (table, told) = (table.pointer, likeliest + likeliest_bytes as u64);
-            let shape = LaunchShape::new(asks.len(), THREADS);
+            let shape = LaunchShape::new(asks.len(), ROW_THREADS);
             launch!(self, &typed("choose", logits.dtype), shape, from, likeliest, table, told, columns)?;
         }
         let mut bytes = vec![0; likeliest_bytes + TOLD_BYTES * asks.len()];

@@ -164,7 +164,6 @@ extern "C" fn cuMemsetD8Async(to: u64, _value: c_uchar, bytes: usize, _stream: u
 }
 
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "as the driver has them")]
 extern "C" fn cuTensorMapEncodeTiled(
     map: Out<'_, CUtensorMap>,
     _kind: c_int,
