@@ -66,7 +66,7 @@ async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Messag
 #[post("/v1/messages/count_tokens")]
 async fn count(state: Data<ApiState>, request: HttpRequest, taken: Taken<MessagesRequest>) -> Checked<HttpResponse> {
     let (asked, _share) = taken.into_parts();
-    let (conversation, asked) = asked.read(&state)?;
+    let (conversation, asked) = asked.counted(&state)?;
     let model = state.model_named(asked.job.model.as_deref())?;
     let date = model.date(None, Duration::from_secs(answer::unix_time()));
     let counted = block(move || {

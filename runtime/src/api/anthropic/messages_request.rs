@@ -49,9 +49,25 @@ const TAKEN: [&str; 5] = ["metadata", "service_tier", "cache_control", "inferenc
 impl MessagesRequest {
     /// The conversation, and how it is answered.
     pub fn read(self, state: &ApiState) -> Checked<(Conversation, ParsedRequest)> {
+        self.bounded()?.counted(state)
+    }
+
+    /// The same of a request that is only counted, and says no longest answer.
+    pub fn counted(self, state: &ApiState) -> Checked<(Conversation, ParsedRequest)> {
         let asked = self.0.get("model").and_then(Value::as_str);
         let model = state.model_named(asked)?;
         self.of_model(&model)
+    }
+
+    /// One that says how long its answer may be.
+    fn bounded(self) -> Checked<Self> {
+        match self.0.get("max_tokens") {
+            None | Some(Value::Null) => {
+                let message = "max_tokens is not there, expected how many tokens the answer may have";
+                Err(Refusal::invalid("max_tokens", message))
+            }
+            Some(_) => Ok(self),
+        }
     }
 
     fn of_model(self, model: &ModelFront) -> Checked<(Conversation, ParsedRequest)> {
@@ -283,6 +299,19 @@ mod tests {
             let read = read(json!({"messages": messages, "tools": tools, "tool_choice": choice})).unwrap();
             assert_eq!(read.0.tools.unwrap().parallel, parallel, "{choice}");
         }
+    }
+
+    #[test]
+    fn an_answer_has_a_bound_and_a_count_needs_none() {
+        let messages = json!([{"role": "user", "content": "a"}]);
+        for body in [json!({"messages": messages}), json!({"messages": messages, "max_tokens": null})] {
+            let request: MessagesRequest = serde_json::from_value(body).unwrap();
+            let refused = request.bounded().unwrap_err().to_string();
+            assert!(refused.contains("max_tokens is not there"), "{refused}");
+        }
+        let bounded: MessagesRequest = serde_json::from_value(json!({"max_tokens": 3})).unwrap();
+        bounded.bounded().unwrap();
+        read(json!({"messages": messages})).unwrap();
     }
 
     #[test]
