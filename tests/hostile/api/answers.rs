@@ -186,6 +186,7 @@ fn the_messages_api_says_what_ended_an_answer_and_refuses_in_its_own_words() {
     assert_eq!(delta["delta"], json!({"stop_reason": "stop_sequence", "stop_sequence": stop}));
     for (wrong, status, kind) in [
         (json!({"messages": 3}), 400, "invalid_request_error"),
+        (json!({"messages": body["messages"]}), 400, "invalid_request_error"),
         (json!({"model": "x", "messages": body["messages"]}), 404, "not_found_error"),
     ] {
         let (got, refused) = send(&cluster, ("POST", MESSAGES), &[JSON], &wrong.to_string());

@@ -1,6 +1,6 @@
 //! A request of the Messages API, put into the words of a chat. Asks nobody.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use asterism_actors::supervisor::ModelFront;
 use asterism_models::{ChatTurn, Ending, Speaker, ToolCall, Tooling};
@@ -49,14 +49,18 @@ const TAKEN: [&str; 5] = ["metadata", "service_tier", "cache_control", "inferenc
 impl MessagesRequest {
     /// The conversation, and how it is answered.
     pub fn read(self, state: &ApiState) -> Checked<(Conversation, ParsedRequest)> {
-        self.bounded()?.counted(state)
+        let model = self.model(state)?;
+        self.bounded()?.of_model(&model)
     }
 
     /// The same of a request that is only counted, and says no longest answer.
     pub fn counted(self, state: &ApiState) -> Checked<(Conversation, ParsedRequest)> {
-        let asked = self.0.get("model").and_then(Value::as_str);
-        let model = state.model_named(asked)?;
+        let model = self.model(state)?;
         self.of_model(&model)
+    }
+
+    fn model(&self, state: &ApiState) -> Checked<Arc<ModelFront>> {
+        state.model_named(self.0.get("model").and_then(Value::as_str))
     }
 
     /// One that says how long its answer may be.
