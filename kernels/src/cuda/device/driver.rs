@@ -62,8 +62,8 @@ pub fn driver_version() -> Option<c_int> {
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().is_ok().then_some(version)
 }
 
-/// Why a program with kernels, or without, can open no GPU of the driver that is here, if it cannot. What one of the two computes nothing
-/// with, the other would take for answers.
+/// Why a program with kernels, or without, can open no GPU of the driver that is here, if it cannot. One with kernels would take the zeros
+/// of a driver that computes nothing for answers; one without has nothing that another driver could run.
 pub fn unfit(without_kernels: bool) -> Option<&'static str> {
     // SAFETY: this only tries to load the library.
     let here = unsafe { sys::is_culib_present() };

@@ -1,4 +1,4 @@
-// Tokens chosen of rows of logits, and what is told of the rows besides. The reference is `SampledRow::of`. A block of 1,024 threads a row:
+// Tokens chosen of rows of logits, and what is told of the rows besides. The reference is `RowChoice::of`. A block of 1,024 threads a row:
 // its bits depend on the row alone.
 #include "common.cuh"
 

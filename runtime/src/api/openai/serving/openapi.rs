@@ -138,7 +138,8 @@ fn body(method: &str, path: &str) -> Option<(&'static str, Value)> {
             schema
         }
         "/v1/responses" => asked("responses", ("input", json!({ "anyOf": [text(), messages()] }))),
-        "/v1/messages" | "/v1/messages/count_tokens" => messages_request(),
+        "/v1/messages" => messages_request(&["messages", "max_tokens"]),
+        "/v1/messages/count_tokens" => messages_request(&["messages"]),
         "/v1/files" => {
             let file = json!({ "type": "string", "format": "binary" });
             let properties = json!({ "purpose": { "const": "batch" }, "file": file });
@@ -208,7 +209,7 @@ fn messages() -> Value {
     json!({ "type": "array", "items": message, "minItems": 1 })
 }
 
-fn messages_request() -> Value {
+fn messages_request(required: &[&str]) -> Value {
     let tool =
         object(json!({ "name": text(), "description": text(), "input_schema": { "type": "object" } }), &["name"]);
     let role = json!({ "enum": ["user", "assistant"] });
@@ -228,7 +229,7 @@ fn messages_request() -> Value {
             "stream": { "type": "boolean" },
             "metadata": { "type": "object" },
         }),
-        &["messages"],
+        required,
     )
 }
 
