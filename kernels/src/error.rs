@@ -119,6 +119,17 @@ pub enum KernelError {
         /// Bytes that are missing.
         missing: u64,
     },
+    /// A GPU that filled up while a model was loaded onto it.
+    #[error(
+        "the GPU is too small: the model takes {bytes} bytes more, {free} are free, {} are missing; put fewer hosts on it, or a smaller model",
+        bytes.saturating_sub(*free)
+    )]
+    NoRoomToLoad {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that were free.
+        free: usize,
+    },
     /// A GPU's memory is full.
     #[error(
         "the GPU has no {bytes} bytes left ({free} are free); use smaller blocks, fewer shards on this host or fewer hosts on this GPU"
@@ -155,6 +166,7 @@ impl KernelError {
             Self::EightBits { .. } => "kernel_eight_bits",
             Self::NoKernel { .. } => "kernel_missing",
             Self::TooSmall { .. } => "kernel_device_too_small",
+            Self::NoRoomToLoad { .. } => "kernel_no_room_to_load",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",
         }

@@ -332,7 +332,8 @@ pub enum ModelError {
     },
     /// A device's memory was full before all shards that it encodes together were done.
     #[error(
-        "shards of {tokens} tokens do not fit on the device: at least {missing} bytes are missing, blocks of about {fits} tokens in all would fit; end sessions, take smaller blocks, a shorter context or more context hosts"
+        "shards of {tokens} tokens do not fit on the device: {}; end sessions, take smaller blocks, a shorter context or more context hosts",
+        lack(*missing, *fits)
     )]
     NoRoom {
         /// Tokens whose keys and values the shards keep.
@@ -371,6 +372,14 @@ impl FieldRefusal {
         };
         let (field, got) = (clipped(field.into()), clipped(got.into()));
         Box::new(Self { path: path.to_owned(), field, got, expected: expected.into() })
+    }
+}
+
+/// What a full device lacks, in words.
+fn lack(missing: u64, fits: usize) -> String {
+    match missing {
+        0 => "it refused memory that it counts as free, as where another process takes and gives it".into(),
+        _ => format!("at least {missing} bytes are missing, blocks of about {fits} tokens in all would fit"),
     }
 }
 

@@ -329,13 +329,32 @@ fn whichever_allocation_is_refused_the_host_lives_and_answers() {
     assert_eq!(on.cluster.pid("query-0"), pid, "the same process");
 }
 
+/// A GPU that refuses for good while its driver counts memory as free.
+#[test]
+fn a_job_that_is_always_refused_memory_ends() {
+    let on = OnGpus::start(ONE, FIRST);
+    on.answers(600, 4);
+    on.tell("refuse 0 1000000000");
+    let job = on.ask(&ids(7, 600), 4);
+    let message = job["error"]["message"].as_str().unwrap_or_default();
+    assert!(job["state"] == "FAILED" && message.contains("it refused memory that it counts as free"), "{job:#}");
+    on.tell("refuse 0 0");
+    on.answers(600, 4);
+}
+
 #[test]
 fn a_gpu_that_is_too_small_is_told_at_the_start() {
-    for (bytes, words) in [(1 << 20, "bytes left"), (60 << 20, "the weights take")] {
+    // Without room for what products need, and for one of the two hosts without room for the weights or for those.
+    for bytes in [1 << 20, 60 << 20] {
         let on = OnGpus::written(Gpus { bytes, ..ONE }, FIRST);
         let up = on.up();
         let printed = String::from_utf8_lossy(&up.stderr);
         assert_eq!(up.status.code(), Some(3), "{printed}");
-        assert!(printed.contains("loading the model") && printed.contains(words), "{printed}");
+        assert!(
+            printed.contains("loading the model")
+                && printed.contains("is too small: the ")
+                && printed.contains("are missing"),
+            "{printed}"
+        );
     }
 }

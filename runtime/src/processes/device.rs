@@ -331,7 +331,7 @@ fn loader<B: Backend>(
     open: impl FnOnce(&DeviceSetup, &ModelConfig) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
     joined: impl FnOnce() + Send + 'static,
 ) -> ModelLoader<B> {
-    Box::new(move || {
+    let load = move || {
         joined();
         let Model { heads, .. } = setup.cluster.model.clone();
         let checkpoint = Arc::new(crate::processes::checkpoint::checkpoint_of(&setup.cluster.model)?);
@@ -355,6 +355,15 @@ fn loader<B: Backend>(
             decoder = decoder.with_late_head(checkpoint, weights)?;
         }
         Ok(LoadedModel { decoder: Arc::new(decoder), tokenizer, digest, heads, cores })
+    };
+    // What helps a context that is too long for a GPU helps no model that is.
+    Box::new(|| {
+        load().map_err(|error| match error {
+            ModelError::Kernel(KernelError::DeviceMemory { bytes, free }) => {
+                KernelError::NoRoomToLoad { bytes, free }.into()
+            }
+            other => other,
+        })
     })
 }
 
