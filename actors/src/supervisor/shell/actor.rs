@@ -303,6 +303,10 @@ impl Supervisor {
         let prepared = self.prepared(asked, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
+        if let (true, Source::Context(context)) = (canary, &mut prepared.source) {
+            // What is tried is computed: a canary before it would answer with what it left.
+            context.identities = Arc::default();
+        }
         let asks = match &prepared.source {
             Source::Session(name) => Some(Subject::Session(name.clone())),
             Source::Context(_) => None,
