@@ -42,6 +42,8 @@ pub enum Waiting {
         /// How it is.
         state: SessionState,
     },
+    /// Another one's context is being encoded that begins as its own, which has nothing to encode for that then.
+    SameContext,
     /// It was accepted before a restart of the supervisor, and the cluster has to pass its self-test first.
     SelfTest,
     /// No host that could take it is there.
@@ -97,6 +99,9 @@ impl fmt::Display for Waiting {
             ),
             Self::Session { name, state } => {
                 write!(f, "waiting for session {name}: {}", format!("{state:?}").to_lowercase())
+            }
+            Self::SameContext => {
+                f.write_str("waiting for the same context, which is being encoded for another question")
             }
             Self::SelfTest => f.write_str("waiting for the cluster's self-test to pass"),
             Self::Placement { cause } => write!(f, "waiting for a host: {cause}"),

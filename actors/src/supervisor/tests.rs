@@ -234,7 +234,7 @@ impl Cluster {
 
     fn submit(&mut self, timeout: Option<f64>) -> u64 {
         let context = prepared(&self.state.config().method.clone(), self.contexts());
-        self.ask(Source::Context(context), timeout)
+        self.ask(Source::Context(apart(context)), timeout)
     }
 
     fn ask(&mut self, source: Source, timeout: Option<f64>) -> u64 {
@@ -360,6 +360,11 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         background: false,
     }
     .identified()
+}
+
+/// The same of which nobody else has a shard.
+fn apart(context: PreparedContext) -> PreparedContext {
+    PreparedContext { identities: Arc::default(), ..context }
 }
 
 fn fingerprint(query: &str) -> Fingerprint {

@@ -5,7 +5,7 @@ use super::{encode::EncodeScheduler, limits};
 use crate::{
     api::JobPhase,
     error::PlacementRefusal,
-    supervisor::tables::{contexts::Contexts, jobs::Jobs},
+    supervisor::tables::{context::QueuedFor, contexts::Contexts, jobs::Jobs},
 };
 
 /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
@@ -29,6 +29,9 @@ impl EncodeScheduler<'_> {
             }
             return;
         }
+        for number in self.loss.contexts.freed_followers() {
+            self.loss.contexts.get_mut(number).expect("it was there").queue_for(QueuedFor::Turn);
+        }
         while let Some(number) = self.next_in_turn() {
             if !self.begin(number) {
                 return;
@@ -49,12 +52,17 @@ impl EncodeScheduler<'_> {
     /// The context of the latest canary, unless it has begun.
     fn waiting_canary(&self) -> Option<u64> {
         let context = self.loss.contexts.get(self.loss.jobs.canary?)?;
-        (!context.is_placed() && !context.is_aside()).then_some(context.number)
+        (context.queued_for() == Some(QueuedFor::Turn)).then_some(context.number)
     }
 
-    /// Begins a context whose turn it is. Whether the next may have its turn.
+    /// Begins a context whose turn it is, unless most of it is being encoded for another one: then that comes first. Whether the next
+    /// may have its turn.
     fn begin(&mut self, number: u64) -> bool {
         let context = &self.loss.contexts[number];
+        if let Some(leader) = self.loss.contexts.leader_of(context, |shard| self.lately.find(shard).is_some()) {
+            self.loss.contexts.get_mut(number).expect("it was there").queue_for(QueuedFor::Context(leader));
+            return true;
+        }
         let is_only_model = self.loss.config.is_only_model(context.prepared.model());
         match self.loss.selection().find_homes(self.lately, context) {
             Ok(hosts) => {
@@ -70,7 +78,7 @@ impl EncodeScheduler<'_> {
                     return false;
                 }
                 // Those of another model need not wait for its hosts.
-                self.loss.contexts.get_mut(number).expect("it was there").set_aside(true);
+                self.loss.contexts.get_mut(number).expect("it was there").queue_for(QueuedFor::Hosts);
             }
             Err(refusal) => {
                 let nobody = matches!(refusal, PlacementRefusal::NoHost { .. }) && is_only_model;
@@ -81,7 +89,7 @@ impl EncodeScheduler<'_> {
                     return false;
                 }
                 // Others go before what only hosts can take that are not there.
-                self.loss.contexts.get_mut(number).expect("it was there").set_aside(true);
+                self.loss.contexts.get_mut(number).expect("it was there").queue_for(QueuedFor::Hosts);
             }
         }
         true
@@ -100,7 +108,7 @@ impl EncodeScheduler<'_> {
                             break;
                         }
                     }
-                    _ => self.loss.contexts.get_mut(number).expect("it was there").set_aside(false),
+                    _ => self.loss.contexts.get_mut(number).expect("it was there").queue_for(QueuedFor::Turn),
                 }
             }
         }

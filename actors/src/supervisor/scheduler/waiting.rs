@@ -11,7 +11,7 @@ use crate::{
         rules::host_selection::HostSelection,
         scheduler::dispatch::running_contexts,
         tables::{
-            context::{Context, ContextOwner},
+            context::{Context, ContextOwner, QueuedFor},
             contexts::Contexts,
             hosts::{HostRecord, Hosts},
             jobs::Jobs,
@@ -71,7 +71,10 @@ impl Waits<'_> {
             return self.awaited(|host, _| matches!(host.health, HostHealth::Starting | HostHealth::Loading));
         }
         let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-        if context.is_aside() {
+        if let Some(QueuedFor::Context(_)) = context.queued_for() {
+            return Some(Waiting::SameContext);
+        }
+        if context.queued_for() == Some(QueuedFor::Hosts) {
             return self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(context, refusal));
         }
         let (before, running) = (self.contexts.before(context.number), running_contexts(self.contexts, self.jobs));

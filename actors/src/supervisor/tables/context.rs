@@ -46,14 +46,23 @@ impl ShardLocation {
     }
 }
 
+/// What a context waits for that has no hosts yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueuedFor {
+    /// Its turn.
+    #[default]
+    Turn,
+    /// A host with its labels: until one is there, others go before it.
+    Hosts,
+    /// This other one, which is being encoded and has most of the same shards.
+    Context(u64),
+}
+
 /// How far a context is.
 #[derive(Debug)]
 pub enum Phase {
     /// Its turn has not come.
-    Queued {
-        /// Whether others go before it until a host with its labels is there.
-        aside: bool,
-    },
+    Queued(QueuedFor),
     /// Its turn has come: its shards have hosts, or are to get others.
     Placed(Placed),
 }
@@ -209,14 +218,14 @@ impl Context {
             unassigned_since: None,
             held_lately: false,
             asked_at: None,
-            phase: Phase::Queued { aside: false },
+            phase: Phase::Queued(QueuedFor::Turn),
         }
     }
 
     /// Where its shards are, once its turn has come.
     pub fn placed(&self) -> Option<&Placed> {
         match &self.phase {
-            Phase::Queued { .. } => None,
+            Phase::Queued(_) => None,
             Phase::Placed(placed) => Some(placed),
         }
     }
@@ -224,7 +233,7 @@ impl Context {
     /// The same, to be changed.
     pub fn placed_mut(&mut self) -> Option<&mut Placed> {
         match &mut self.phase {
-            Phase::Queued { .. } => None,
+            Phase::Queued(_) => None,
             Phase::Placed(placed) => Some(placed),
         }
     }
@@ -249,22 +258,37 @@ impl Context {
         self.placed().is_some_and(|placed| placed.together)
     }
 
-    /// Whether others go before it until a host with its labels is there.
-    pub fn is_aside(&self) -> bool {
-        matches!(self.phase, Phase::Queued { aside: true })
+    /// What it waits for while it has no hosts.
+    pub fn queued_for(&self) -> Option<QueuedFor> {
+        match self.phase {
+            Phase::Queued(queued_for) => Some(queued_for),
+            Phase::Placed(_) => None,
+        }
     }
 
-    /// While its turn has not come: whether others go before it.
-    pub fn set_aside(&mut self, others_first: bool) {
-        if let Phase::Queued { aside } = &mut self.phase {
-            *aside = others_first;
+    /// While it has no hosts: it waits for this from now on.
+    pub fn queue_for(&mut self, what: QueuedFor) {
+        if let Phase::Queued(queued_for) = &mut self.phase {
+            *queued_for = what;
         }
+    }
+
+    /// Whether at least half of its shards are those of `other`, not all of which are there yet, and `other` takes hardly longer to
+    /// encode than it does: then they are there as soon as if they were encoded twice.
+    pub fn can_follow(&self, other: &Self, is_there: impl Fn(&ShardIdentity) -> bool) -> bool {
+        let (own, others) = (&self.prepared.identities, &other.prepared.identities);
+        let both = own.iter().zip(others.iter());
+        let shared: Vec<_> = both.filter(|(own, other)| own == other).map(|(own, _)| own).collect();
+        let is_as_urgent = self.prepared.background || !other.prepared.background;
+        let is_as_soon = other.weight.work <= self.weight.work + self.weight.work / 4;
+        let comes = 2 * shared.len() >= own.len() && !shared.into_iter().all(is_there);
+        self.number != other.number && is_as_urgent && is_as_soon && comes
     }
 
     /// How far it is.
     pub fn stage(&self) -> Stage {
         match &self.phase {
-            Phase::Queued { .. } => Stage::Queued,
+            Phase::Queued(_) => Stage::Queued,
             Phase::Placed(placed) if placed.places.iter().all(|place| place.encoded.is_some()) => Stage::Ready,
             Phase::Placed(placed) if placed.first_ready.is_some() => Stage::Recovering,
             Phase::Placed(_) => Stage::Encoding,
@@ -438,7 +462,7 @@ impl Context {
     /// Gives shards their hosts, which they begin with now.
     pub fn settle(&mut self, now: Duration, blocks: &[usize], hosts: &[usize]) {
         let shards = self.prepared.plan.shards.len();
-        if let Phase::Queued { .. } = self.phase {
+        if let Phase::Queued(_) = self.phase {
             self.phase = Phase::Placed(Placed::new(now, shards));
         }
         let passes = self.plan().exchange != Exchange::None && blocks.len() == shards && !self.held_lately;

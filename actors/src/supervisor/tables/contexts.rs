@@ -9,10 +9,12 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::ShardIdentity;
+
 use crate::{
     messages::Encoded,
     supervisor::tables::{
-        context::{Context, ContextOwner, ShardLocation, Stage},
+        context::{Context, ContextOwner, QueuedFor, ShardLocation, Stage},
         jobs::{count_down, remove_from},
         prepared::TenantKey,
     },
@@ -76,6 +78,10 @@ struct ContextIndex {
     begun_of: BTreeMap<TenantKey, usize>,
     /// Contexts that wait for a host with these labels.
     aside: BTreeMap<Labels, BTreeSet<u64>>,
+    /// Contexts that wait for another one to be encoded, by that.
+    followers: BTreeMap<u64, BTreeSet<u64>>,
+    /// Contexts that are encoded for the first time, by their first shard.
+    coming: BTreeMap<ShardIdentity, BTreeSet<u64>>,
     incomplete: BTreeSet<u64>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
     loads: BTreeMap<usize, Load>,
@@ -96,6 +102,10 @@ struct ContextIndexKeys {
     turn: Option<(u64, Duration)>,
     /// Labels that it waits for.
     aside: Option<Labels>,
+    /// The context that it waits for.
+    leader: Option<u64>,
+    /// Its first shard while it is encoded for the first time.
+    coming: Option<ShardIdentity>,
     session: bool,
     stage: Stage,
     was_ready: bool,
@@ -110,11 +120,13 @@ struct ContextIndexKeys {
 
 impl ContextIndexKeys {
     fn of(context: &Context) -> Self {
-        let placed = context.is_placed();
+        let (placed, queued_for) = (context.is_placed(), context.queued_for());
         Self {
             key: context.prepared.key.clone(),
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
-            aside: context.is_aside().then(|| context.prepared.placement.labels.clone()),
+            aside: (queued_for == Some(QueuedFor::Hosts)).then(|| context.prepared.placement.labels.clone()),
+            leader: if let Some(QueuedFor::Context(leader)) = queued_for { Some(leader) } else { None },
+            coming: context.prepared.identities.first().copied().filter(|_| context.stage() == Stage::Encoding),
             session: matches!(context.owner, ContextOwner::Session(_)),
             stage: context.stage(),
             was_ready: context.was_ready(),
@@ -324,6 +336,19 @@ impl Contexts {
         self.index.aside.get(labels)?.first().copied()
     }
 
+    /// The context whose shards are being encoded and are most of those of this one, if one is.
+    pub fn leader_of(&self, context: &Context, is_there: impl Fn(&ShardIdentity) -> bool) -> Option<u64> {
+        let coming = self.index.coming.get(context.prepared.identities.first()?)?;
+        coming.iter().copied().find(|other| context.can_follow(&self[*other], &is_there))
+    }
+
+    /// Contexts that waited for another one that is encoded no longer: it is ready, or gone.
+    pub fn freed_followers(&self) -> Vec<u64> {
+        let is_coming = |leader: &u64| self.get(*leader).is_some_and(|leader| leader.stage() == Stage::Encoding);
+        let freed = self.index.followers.iter().filter(|(leader, _)| !is_coming(leader));
+        freed.flat_map(|(_, followers)| followers.iter().copied()).collect()
+    }
+
     /// How far sessions' contexts are.
     pub fn sessions(&self) -> SessionContexts {
         self.index.sessions
@@ -357,13 +382,17 @@ impl std::ops::Index<u64> for Contexts {
 
 impl ContextIndex {
     fn insert(&mut self, number: u64, keys: &ContextIndexKeys) {
-        match (&keys.aside, keys.turn) {
-            (Some(labels), _) => drop(self.aside.entry(labels.clone()).or_default().insert(number)),
-            (None, Some((work, taken))) => {
+        match (&keys.aside, keys.leader, keys.turn) {
+            (Some(labels), ..) => drop(self.aside.entry(labels.clone()).or_default().insert(number)),
+            (None, Some(leader), _) => drop(self.followers.entry(leader).or_default().insert(number)),
+            (None, None, Some((work, taken))) => {
                 let waiting = self.waiting.entry(keys.key.clone()).or_default();
                 waiting.insert(work, (taken, number));
             }
-            (None, None) => {}
+            (None, None, None) => {}
+        }
+        if let Some(first) = keys.coming {
+            self.coming.entry(first).or_default().insert(number);
         }
         if keys.incomplete {
             self.incomplete.insert(number);
@@ -391,6 +420,8 @@ impl ContextIndex {
     fn remove(&mut self, number: u64, keys: &ContextIndexKeys) {
         if let Some(labels) = &keys.aside {
             remove_from(&mut self.aside, labels, number);
+        } else if let Some(leader) = &keys.leader {
+            remove_from(&mut self.followers, leader, number);
         } else if let Some((work, taken)) = keys.turn
             && let Some(waiting) = self.waiting.get_mut(&keys.key)
         {
@@ -398,6 +429,9 @@ impl ContextIndex {
             if waiting.is_empty() {
                 self.waiting.remove(&keys.key);
             }
+        }
+        if let Some(first) = &keys.coming {
+            remove_from(&mut self.coming, first, number);
         }
         self.incomplete.remove(&number);
         self.begun -= keys.begun();

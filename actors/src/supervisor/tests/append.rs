@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Cluster, config, encoded, prepared_of, seconds};
 use crate::{
-    api::{JobState, SessionState, SessionStatus},
+    api::{JobState, SessionState, SessionStatus, Waiting},
     cluster_event::ClusterEventKind,
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
@@ -259,6 +259,50 @@ fn a_chat_goes_on_where_its_blocks_were_encoded() {
     let [(to, order)] = &orders[..] else { panic!("one order: {orders:?}") };
     assert_eq!((*to, order.shards.len()), (other, 5));
     answered(&mut cluster, job);
+}
+
+/// One context asked several times at once is encoded once; one whose beginning is that of a much longer one does not wait for all of
+/// that.
+#[test]
+fn who_asks_about_the_same_context_meanwhile_waits_for_it() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..config(2, 0) });
+    let jobs: Vec<u64> = (0..3).map(|_| cluster.ask(chain(75, Some("moon")), None)).collect();
+    let waits = |cluster: &Cluster, job| cluster.status(job).waiting.is_some_and(|what| what == Waiting::SameContext);
+    assert_eq!([0, 1, 2].map(|at| waits(&cluster, jobs[at])), [false, true, true]);
+    let others = cluster.ask(chain(75, Some("sun")), None);
+    assert!(!waits(&cluster, others), "what another key has is not looked for");
+    let of = |orders: &[(u64, EncodeShards)], job| orders.iter().filter(|(_, order)| order.context == job).count();
+    let orders = cluster.encode();
+    assert_eq!([0, 1, 2].map(|at| of(&orders, jobs[at])), [1, 0, 0]);
+    let orders = cluster.encode();
+    let places = |cluster: &Cluster, job| dealt_of(cluster, job);
+    assert_eq!([0, 1, 2].map(|at| of(&orders, jobs[at])), [0, 1, 1], "they begin when it is ready");
+    assert_eq!([1, 2].map(|at| places(&cluster, jobs[at]) == places(&cluster, jobs[0])), [true, true], "where it lies");
+
+    let long = cluster.ask(chain(600, Some("rain")), None);
+    let short = cluster.ask(chain(60, Some("rain")), None);
+    assert_eq!([waits(&cluster, long), waits(&cluster, short)], [false, false]);
+}
+
+/// Who waits for a context that comes to nothing begins.
+#[test]
+fn who_waits_for_a_context_begins_where_that_is_dropped() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..config(2, 0) });
+    let [first, second] = [(); 2].map(|()| cluster.ask(chain(75, None), None));
+    let ordered = |cluster: &mut Cluster| -> Vec<u64> {
+        let sent = cluster.take_sent();
+        let orders = sent.into_iter().filter_map(|(_, command)| match command {
+            HostCommand::Encode(order) => Some(order.context),
+            _ => None,
+        });
+        orders.collect()
+    };
+    assert_eq!(ordered(&mut cluster), [first]);
+    let id = cluster.status(first).id;
+    let decided = cluster.state.cancel(seconds(cluster.now), &id).expect("it runs");
+    cluster.adopt(decided);
+    assert_eq!(ordered(&mut cluster), [second]);
+    assert!(cluster.state.contexts.agree());
 }
 
 /// What hosts say that they held is what a job reused, less what its question got anew.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use asterism_plan::{MethodConfig, Shard};
 use serde_json::json;
 
-use super::{Cluster, config, decoding, encoded, job, prepared, prepared_of, seconds};
+use super::{Cluster, apart, config, decoding, encoded, job, prepared, prepared_of, seconds};
 use crate::{
     api::{PlacementPolicy, Role, Scheduling},
     cores::GpuMemory,
@@ -165,7 +165,7 @@ fn jobs_begin_in_the_order_that_is_told() {
 fn keys_take_turns() {
     let mut cluster = Cluster::ready(SupervisorConfig { max_running: 1, max_queue: 50, ..config(1, 0) });
     let ask = |cluster: &mut Cluster, key: &str| {
-        let context = prepared(&cluster.state.config().method.clone(), 1);
+        let context = apart(prepared(&cluster.state.config().method.clone(), 1));
         cluster.ask(Source::Context(PreparedContext { key: Some(key.into()), ..context }), None)
     };
     let much: Vec<u64> = (0..4).map(|_| ask(&mut cluster, "much")).collect();
@@ -201,7 +201,7 @@ fn a_key_for_which_nothing_is_generated_has_a_place_beside_those_that_another_ha
     let limits = SupervisorConfig { max_running: 100, max_queue: 100, recovery: Recovery::Spare, ..config(1, 0) };
     let mut cluster = Cluster::ready(limits);
     let ask = |cluster: &mut Cluster, key: &str| {
-        let context = prepared(&cluster.state.config().method.clone(), 1);
+        let context = apart(prepared(&cluster.state.config().method.clone(), 1));
         cluster.ask(Source::Context(PreparedContext { key: Some(key.into()), ..context }), None)
     };
     let much: Vec<u64> = (0..36).map(|_| ask(&mut cluster, "much")).collect();
@@ -255,7 +255,7 @@ fn jobs_wait_for_memory_of_the_query_host() {
 fn short_contexts_begin_together_and_a_long_one_waits_for_its_place() {
     let mut limits = SupervisorConfig { max_running: 1, max_queue: 100, ..config(1, 0) };
     let method = limits.method.clone();
-    let (short, long) = (prepared_of(&method, 1, 30, &[1]), prepared_of(&method, 1, 3000, &[1]));
+    let (short, long) = (apart(prepared_of(&method, 1, 30, &[1])), apart(prepared_of(&method, 1, 3000, &[1])));
     // Thirty tokens of a short one at the speed that a cluster begins with.
     limits.encode_ahead = Duration::from_millis(9);
     let mut cluster = Cluster::ready(limits);

@@ -45,7 +45,7 @@ impl Cluster {
     fn ask_b(&mut self) -> u64 {
         let placement = PlacementPolicy { labels: of_b(), ..PlacementPolicy::default() };
         let context = PreparedContext { placement, ..prepared(&self.state.config().method.clone(), 1) };
-        self.ask(Source::Context(context.identified()), None)
+        self.ask(Source::Context(apart(context)), None)
     }
 
     fn ends(&mut self, host: &str) {
