@@ -23,9 +23,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use ureq::{Agent, Body, RequestBuilder, http::Response};
 
 use crate::{
-    api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
+    api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED, PLACE},
     cluster::{Cluster, file::ApiSection},
-    data_dir::{self, ServerRecord},
+    data_dir::{self, ServerRecord, place::Place},
     error::{CliError, Exit},
     globals::Globals,
 };
@@ -46,6 +46,8 @@ pub struct Client {
     token: Option<String>,
     /// The cluster that it is to be, where a cluster file names one.
     cluster: Option<String>,
+    /// Where that one keeps what it keeps, where nobody is known to run it: another of its name is not to answer for it.
+    place: Option<Place>,
     request_timeout: Duration,
     agent: Agent,
     /// Whether it ever answered.
@@ -60,13 +62,13 @@ impl Client {
         // A server that is named is meant, whatever cluster file lies here; one that is named as well is meant too.
         let named = globals.server.is_none() || globals.file.is_some();
         let cluster = if named { globals.cluster_if_any()? } else { None };
-        let base = match (&globals.server, &cluster) {
-            (Some(url), _) => url.clone(),
+        let (base, place) = match (&globals.server, &cluster) {
+            (Some(url), _) => (url.clone(), None),
             (None, Some(cluster)) => match data_dir::served(&cluster.data_dir) {
-                Some(record) => record.url(),
-                None => data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()),
+                Some(record) => (record.url(), None),
+                None => (data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()), Place::of(cluster)),
             },
-            (None, None) => format!("http://{}", ApiSection::default().admin_listen),
+            (None, None) => (format!("http://{}", ApiSection::default().admin_listen), None),
         };
         let own = cluster.as_ref().and_then(|cluster| cluster.admin_tls.clone());
         let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
@@ -82,7 +84,7 @@ impl Client {
             (None, None) => None,
         };
         let client = Self::trusting(&base, token, (globals.request_timeout, trust))?;
-        Ok(Self { kept_in, cluster: meant, ..client })
+        Ok(Self { kept_in, cluster: meant, place, ..client })
     }
 
     /// The server of a cluster that runs here.
@@ -123,7 +125,7 @@ impl Client {
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
         let (agent, answered) = (tls::agent(config.build(), trust.as_ref()), Arc::default());
         let at = Arc::default();
-        Ok(Self { bases, at, token, cluster: None, request_timeout, agent, answered, kept_in: None })
+        Ok(Self { bases, at, token, cluster: None, place: None, request_timeout, agent, answered, kept_in: None })
     }
 
     /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
@@ -234,7 +236,8 @@ impl Client {
     fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         let token = self.token.iter().map(|token| ("authorization", format!("Bearer {token}")));
         let cluster = self.cluster.iter().map(|name| (CLUSTER, name.clone()));
-        token.chain(cluster)
+        let place = self.place.iter().map(|place| (PLACE, place.to_string()));
+        token.chain(cluster).chain(place)
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
@@ -347,7 +350,9 @@ fn next_step(code: &str) -> Option<&'static str> {
     Some(match code {
         "job_not_found" | "session_not_found" | "session_exists" | "host_not_found" | "session_busy"
         | "session_replaced" => return None,
-        "other_cluster" => "name the cluster with -f FILE or --server URL, or give each its own [api] admin_listen",
+        "other_cluster" => {
+            "start yours with `asterism up`, with an [api] admin_listen of its own; or name the one that runs with -f FILE or --server URL"
+        }
         "needs_restart" => "leave these keys as they are, or restart what they name (docs/operations.md)",
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",

@@ -3,6 +3,7 @@
 pub(crate) mod archive;
 pub mod links;
 pub(crate) mod logs;
+pub(crate) mod place;
 pub mod private;
 pub(crate) mod start_file;
 

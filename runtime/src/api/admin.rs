@@ -25,7 +25,7 @@ pub use super::{
     http::{
         error::{ErrorEnvelope, ErrorObject},
         listening::Server,
-        request::{CLUSTER, REQUEST_ID},
+        request::{CLUSTER, PLACE, REQUEST_ID},
     },
 };
 use crate::{
@@ -119,8 +119,10 @@ fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
     };
     let pattern = request.match_pattern().unwrap_or_default();
     match authority::endpoint(request.method().as_str(), &pattern) {
-        Some(act) if authority::allows(party, act) => request::check_cluster(request.headers(), &state.cluster)
-            .and_then(|()| request::check_query((request.method().as_str(), &pattern), request.query_string())),
+        Some(act) if authority::allows(party, act) => {
+            request::check_cluster(request.headers(), (&state.cluster, state.place.as_ref()))
+                .and_then(|()| request::check_query((request.method().as_str(), &pattern), request.query_string()))
+        }
         // What is not in the table nobody may ask for; that it is not there, a client may know.
         None if party == Party::Client => {
             let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {
@@ -175,6 +177,7 @@ mod tests {
             self_test,
             links,
             cluster: cluster.name.clone(),
+            place: crate::data_dir::place::Place::of(&cluster),
             data_dir: cluster.data_dir.clone(),
             door,
             listen,

@@ -111,7 +111,7 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     let pattern = request.match_pattern().unwrap_or_default();
     let keys = state.keys.as_ref().filter(|_| !FOR_EVERYBODY.contains(&pattern.as_str()));
     let borne = keys.map(|keys| keys.admit(request.headers())).transpose()?;
-    request::check_cluster(request.headers(), &state.cluster)?;
+    request::check_cluster(request.headers(), (&state.cluster, None))?;
     if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
         let methods = ENDPOINTS.iter().filter(|(_, path)| *path == pattern).map(|(method, _)| *method);
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));

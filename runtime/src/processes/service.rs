@@ -107,6 +107,7 @@ impl SupervisorService {
             links: LinkBench::new(&supervisor, &file),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
+            place: data_dir::place::Place::of(cluster),
             data_dir: cluster.data_dir.clone(),
             door,
             listen,

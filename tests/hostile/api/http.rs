@@ -186,6 +186,34 @@ fn a_command_for_another_cluster_is_not_carried_out() {
 }
 
 #[test]
+fn a_folder_whose_cluster_is_down_drives_no_other_of_its_name() {
+    let cluster = cluster();
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = fs::read_to_string(cluster.file()).expect("a file");
+    let data = cluster.folder().join("data").display().to_string();
+    let admin = format!("admin_listen = \"{}\"", cluster.server().trim_start_matches("http://"));
+    let file = folder.path().join("cluster.toml");
+    let other = text.replace(&data, "data").replace("admin_listen = \"127.0.0.1:0\"", &admin);
+    fs::write(&file, other).expect("a file");
+    let text_of = ["job", "submit", "--context-text", "sky", "--query", "why"];
+    for arguments in
+        [&["status"][..], &["session", "drop", "s"], &["host", "restart", "context-0"], &text_of, &["down"]]
+    {
+        let mut command = std::process::Command::new(BINARY);
+        command.args(arguments).arg("-f").arg(&file).env_remove("ASTERISM_SERVER");
+        let printed = command.output().expect("it runs");
+        let words = String::from_utf8_lossy(&printed.stderr).into_owned();
+        assert_eq!(printed.status.code(), Some(3), "{arguments:?}: {words}");
+        assert!(words.contains("runs from another data_dir than the one that the request is for"), "{words}");
+        // Who names it means it.
+        if arguments == ["status"] {
+            assert!(command.args(["--server", &cluster.server()]).status().expect("it runs").success());
+        }
+    }
+    assert!(cluster.run(&["status"]).status.success());
+}
+
+#[test]
 fn what_was_told_to_end_was_not_lost() {
     let cluster = cluster();
     let restarts = || -> Vec<u64> {

@@ -6,10 +6,13 @@ use asterism_actors::{JobError, api::ClusterStatus, supervisor::Supervisor};
 use asterism_transport::join::JoinListener;
 use tokio::sync::Notify;
 
-use crate::api::{
-    admin::{door::PeerRefusals, link_bench::LinkBench, running::RunningFile, self_test::SelfTest},
-    http::body::intake::Intake,
-    openai::Store,
+use crate::{
+    api::{
+        admin::{door::PeerRefusals, link_bench::LinkBench, running::RunningFile, self_test::SelfTest},
+        http::body::intake::Intake,
+        openai::Store,
+    },
+    data_dir::place::Place,
 };
 
 /// What handlers work with.
@@ -19,7 +22,9 @@ pub struct AdminState {
     pub supervisor: Supervisor,
     /// Its cluster's name.
     pub cluster: String,
-    /// Where it keeps what it keeps.
+    /// Where it keeps what it keeps, as requests name it.
+    pub place: Option<Place>,
+    /// Where it keeps what is its own alone.
     pub data_dir: PathBuf,
     /// What requests must bear, if anything.
     pub token: Option<String>,

@@ -85,6 +85,14 @@ impl Refusal {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "other_cluster", message)
     }
 
+    /// A request for a cluster called like this one, `cluster`, that keeps what it keeps elsewhere.
+    pub fn other_data_dir(cluster: &str) -> Self {
+        let message = format!(
+            "this is a cluster '{cluster}' that runs from another data_dir than the one that the request is for; nothing was done"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "other_cluster", message)
+    }
+
     /// A body of another type than JSON.
     pub fn media_type(got: &str) -> Self {
         let got = if got.is_empty() { "none".to_string() } else { format!("'{}'", bounds::shown(got)) };

@@ -17,11 +17,14 @@ use asterism_actors::{api::bounds, metric};
 use uuid::Uuid;
 
 use super::error::Refusal;
+use crate::data_dir::place::Place;
 
 /// Names a request: its client's name for it, where that is plain, or one made here.
 pub const REQUEST_ID: &str = "x-request-id";
 /// Names the cluster that a request is for, so that another one at the same address does not take it.
 pub const CLUSTER: &str = "x-asterism-cluster";
+/// Where that cluster keeps what it keeps, as a [`Place`].
+pub const PLACE: &str = "x-asterism-place";
 
 /// Longest name of a request.
 const LONGEST_ID: usize = 128;
@@ -116,13 +119,16 @@ fn id_of(headers: &HeaderMap) -> String {
     given.map_or_else(|| format!("req-{}", Uuid::new_v4().simple()), str::to_owned)
 }
 
-/// Refuses a request that means another cluster than the one called `cluster`.
-pub fn check_cluster(headers: &HeaderMap, cluster: &str) -> Result<(), Refusal> {
-    match headers.get(CLUSTER) {
-        Some(meant) if meant.as_bytes() != cluster.as_bytes() => {
-            let meant = bounds::shown(&String::from_utf8_lossy(meant.as_bytes()));
-            Err(Refusal::other_cluster(&meant, cluster))
-        }
+/// Refuses a request that means another cluster than the one called `cluster`, or than the one that keeps things at `place`.
+pub fn check_cluster(headers: &HeaderMap, (cluster, place): (&str, Option<&Place>)) -> Result<(), Refusal> {
+    let meant = |name| headers.get(name).map(HeaderValue::as_bytes);
+    if let Some(meant) = meant(CLUSTER).filter(|meant| *meant != cluster.as_bytes()) {
+        let meant = bounds::shown(&String::from_utf8_lossy(meant));
+        return Err(Refusal::other_cluster(&meant, cluster));
+    }
+    let at = meant(PLACE).and_then(|meant| Place::read(str::from_utf8(meant).ok()?));
+    match (at, place) {
+        (Some(at), Some(place)) if at.is_apart(place) => Err(Refusal::other_data_dir(cluster)),
         _ => Ok(()),
     }
 }

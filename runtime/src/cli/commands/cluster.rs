@@ -12,6 +12,7 @@ mod up;
 
 use std::{
     collections::{BTreeMap, HashSet},
+    fmt::Display,
     time::{Duration, Instant},
 };
 
@@ -35,7 +36,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::logging,
-    processes::node::signal,
+    processes::{node::signal, readiness},
 };
 pub use up::up;
 
@@ -66,6 +67,8 @@ pub struct DownArgs {
 pub struct Readiness {
     seconds: Vec<(String, f64)>,
     announced: HashSet<String>,
+    /// When it was last said what is waited for.
+    told: Option<Duration>,
 }
 
 impl Readiness {
@@ -78,6 +81,17 @@ impl Readiness {
                     globals.note(format_args!("{} ready after {:.1} s", host.name, age.as_secs_f64()));
                 }
             }
+        }
+        if let Some(awaited) = readiness::awaited(status) {
+            self.tell(globals, age, awaited);
+        }
+    }
+
+    /// Says what is waited for, where a person has waited for long without a word.
+    pub fn tell(&mut self, globals: &Globals, age: Duration, awaited: impl Display) {
+        if self.told.map_or(age >= progress::WORDLESS, |told| age >= told + progress::LINE_EVERY) {
+            globals.note(format_args!("after {:.0} s: waiting for {awaited}", age.as_secs_f64()));
+            self.told = Some(age);
         }
     }
 
@@ -179,6 +193,9 @@ fn elsewhere(globals: &Globals, cluster: &Cluster) -> Result<(), CliError> {
             )))
         }
         Err(error) if error.exit == Exit::Unreachable && !client.may_come_back() => Ok(()),
+        Err(error) if error.exit == Exit::Unreachable => {
+            Err(CliError { hint: Some(format!("`asterism down --server {}` stops it", client.base())), ..error })
+        }
         Err(error) => Err(error),
     }
 }
