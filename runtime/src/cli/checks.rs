@@ -4,8 +4,10 @@
 mod certificates;
 mod clocks;
 mod disk;
+pub(crate) mod gpus;
 pub(crate) mod judgment;
 mod model;
+mod names;
 mod needed;
 mod network;
 mod ports;
@@ -60,6 +62,7 @@ const CHECKS: &[(&[Asker], Check)] = &[
     (&[Asker::Start], Check::Refuses(needed::admin_tls)),
     (&[Asker::Start, Asker::Doctor], Check::Refuses(needed::standby)),
     (&[Asker::Validate], Check::Refuses(needed::weights)),
+    (&[Asker::Validate], Check::Refuses(gpus::there)),
     (&[Asker::Validate], Check::Refuses(ports_are_free)),
     (&[Asker::Doctor], Check::Machine(|| vec![kernels()])),
     (&[Asker::Doctor], Check::Machine(|| vec![files(limits::raise_open_files())])),
@@ -67,6 +70,7 @@ const CHECKS: &[(&[Asker], Check)] = &[
     (&[Asker::Doctor], Check::Cluster(ucx)),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| vec![model::look(cluster)])),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| ports::look(cluster))),
+    (&[Asker::Validate, Asker::Doctor], Check::Cluster(|_, cluster| names::look(cluster))),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| disk::look(cluster))),
     (&[Asker::Doctor], Check::Cluster(|_, cluster| certificates::look(cluster))),
     (&[Asker::Doctor], Check::Cluster(clocks::look)),
@@ -100,13 +104,13 @@ pub fn valid(cluster: &Cluster) -> Result<(), CliError> {
 }
 
 /// Looks at this machine, and at what the cluster file needs of it.
-pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
+pub fn look(asker: Asker, globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
     let judged = |check: &Check| match (check, cluster) {
         (Check::Machine(look), _) => look(),
         (Check::Cluster(look), Some(cluster)) => look(globals, cluster),
         (Check::Cluster(_), None) | (Check::Refuses(_), _) => Vec::new(),
     };
-    asked_by(Asker::Doctor).flat_map(judged).collect()
+    asked_by(asker).flat_map(judged).collect()
 }
 
 fn ucx(_: &Globals, cluster: &Cluster) -> Vec<Judgment> {

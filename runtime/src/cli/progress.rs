@@ -16,10 +16,11 @@ use crate::{
     globals::{Globals, printable},
 };
 
-const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Between two lines of progress where there is no terminal.
+pub const LINE_EVERY: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(200);
 /// Longest that a person waits for an answer without a word.
-const WORDLESS: Duration = Duration::from_secs(2);
+pub const WORDLESS: Duration = Duration::from_secs(2);
 
 /// What a supervisor answers, with a line for whoever waits for it longer than [`WORDLESS`].
 pub fn answered<T>(globals: &Globals, client: &Client, ask: impl FnOnce(&Client) -> T) -> T {

@@ -74,19 +74,46 @@ fn untested(status: &ClusterStatus, age: Duration) -> CliError {
         .hint("`asterism up` again, with --timeout SECONDS if it needs longer")
 }
 
-/// Which host, in which phase, and why, probably.
-pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliError {
-    let phase = match (host.health, host.pid) {
+/// How far a host is.
+fn phase(host: &HostStatus) -> &'static str {
+    match (host.health, host.pid) {
         (HostHealth::Starting, _) => "starting: it has not reached the supervisor",
         (HostHealth::Loading, _) => "loading the model",
         (HostHealth::Dead, None) => "starting",
         (HostHealth::Dead, Some(_)) => "loading the model",
         (HostHealth::Ready | HostHealth::Suspect, _) => "joined",
+    }
+}
+
+/// What is waited for, in words; nothing where all is there.
+pub fn awaited(status: &ClusterStatus) -> Option<String> {
+    let late: Vec<&HostStatus> = status.hosts.iter().filter(|host| host.health != HostHealth::Ready).collect();
+    let Some(first) = late.first() else {
+        let test = status.self_test.as_ref().filter(|_| !status.is_settled())?;
+        return Some(match &test.doing {
+            Some(doing) => format!("the self-test: {doing}"),
+            None => "the self-test".into(),
+        });
     };
+    let others = match late.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more of {}", status.hosts.len()),
+    };
+    Some(format!("host '{}' ({}){others}", first.name, phase(first)))
+}
+
+/// Which host, in which phase, and why, probably.
+pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliError {
+    let phase = phase(host);
     let log = data_dir::log_of(cluster, &host.name);
     let local = local_hosts(cluster).iter().any(|local| local.name == host.name);
+    let lost = cluster.host(&host.name).and_then(|host| {
+        let (place, error) = (&host.address.place, host.address.place.resolve().err()?);
+        Some(format!("its node's address '{place}' is a name that has none here: {error}"))
+    });
     let cause = match &host.cause {
         Some(cause) => cause.clone(),
+        None if !local && lost.is_some() => lost.unwrap_or_default(),
         None if !local => format!(
             "nobody started it on its node; run `asterism node --join {} --name {} -f FILE` there",
             data_dir::running(&cluster.data_dir).map_or(cluster.listen, |record| record.listen),

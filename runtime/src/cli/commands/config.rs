@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     api::admin::{Applied, ApplyConfig},
     cli::{
-        checks,
+        checks::{self, Asker, Verdict},
         commands::model::opened,
         output::{self, Table},
     },
@@ -167,6 +167,11 @@ fn sample(context_hosts: u16, model: Option<&str>, device: Device) -> String {
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     checks::valid(&cluster)?;
+    for judgment in checks::look(Asker::Validate, globals, Some(&cluster)) {
+        if judgment.verdict == Verdict::Warning {
+            globals.note(format_args!("warning: {}; {}", judgment.found, judgment.remedy.unwrap_or_default()));
+        }
+    }
     let model = match (&cluster.model.path, cluster.model.random) {
         (Some(path), _) => path.display().to_string(),
         (None, Some(shape)) => format!("{} with random weights", shape.name()),

@@ -8,7 +8,10 @@ use serde::Serialize;
 
 use crate::{
     cli::{
-        checks::{self, Asker, Judgment, Verdict},
+        checks::{
+            self, Asker, Judgment, Verdict,
+            gpus::{DeviceReport, GpuReport, LibraryReport},
+        },
         output,
     },
     cluster::{
@@ -39,43 +42,12 @@ struct DoctorReport {
     checks: Vec<Judgment>,
 }
 
-/// What there is for GPUs.
-#[derive(Default, Serialize)]
-struct GpuReport {
-    /// Whether this program knows GPUs.
-    built: bool,
-    /// Latest CUDA that the driver knows.
-    driver: Option<String>,
-    trouble: Option<String>,
-    devices: Vec<DeviceReport>,
-    libraries: Vec<LibraryReport>,
-}
-
-#[derive(Serialize)]
-struct DeviceReport {
-    device: String,
-    name: String,
-    capability: String,
-    usable: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remark: Option<&'static str>,
-    free_bytes: u64,
-    all_bytes: u64,
-}
-
-#[derive(Serialize)]
-struct LibraryReport {
-    name: &'static str,
-    version: Option<String>,
-    without: &'static str,
-}
-
 /// Looks and prints; exit 3 when something is wrong that a cluster would not work with here.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
-    let (gpu, machine) = (look(), MachineProfile::here());
+    let (gpu, machine) = (GpuReport::of_this_machine(), MachineProfile::here());
     let problems = cluster.as_ref().map_or_else(Vec::new, |cluster| problems(cluster, &gpu));
-    let checks = checks::look(globals, cluster.as_ref());
+    let checks = checks::look(Asker::Doctor, globals, cluster.as_ref());
     let (version, processor, cores) = (Version::current(), machine.processor, machine.cores);
     let report = DoctorReport { version, processor, cores, gpu, problems, checks };
     match globals.format {
@@ -84,37 +56,6 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     }
     let fails = report.checks.iter().any(|check| check.verdict == Verdict::Error);
     Ok(if fails || !report.problems.is_empty() { Exit::Unreachable } else { Exit::Success })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn look() -> GpuReport {
-    GpuReport::default()
-}
-
-#[cfg(feature = "cuda")]
-fn look() -> GpuReport {
-    let found = asterism_kernels::cuda::survey();
-    let device = |(index, gpu): (usize, asterism_kernels::cuda::Gpu)| DeviceReport {
-        device: Device::Cuda(index).to_string(),
-        capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
-        usable: gpu.usable(),
-        remark: gpu.remark(),
-        name: gpu.name,
-        free_bytes: gpu.memory.0 as u64,
-        all_bytes: gpu.memory.1 as u64,
-    };
-    let library = |library: asterism_kernels::cuda::Library| LibraryReport {
-        name: library.name,
-        version: library.version,
-        without: library.without,
-    };
-    GpuReport {
-        built: true,
-        driver: found.driver,
-        trouble: found.trouble,
-        devices: found.gpus.into_iter().enumerate().map(device).collect(),
-        libraries: found.libraries.into_iter().map(library).collect(),
-    }
 }
 
 /// Why hosts of this machine could not start.
@@ -135,22 +76,9 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     let each = local_hosts(cluster).into_iter().flat_map(|host| on(host).into_iter().map(move |device| (host, device)));
     for (host, device) in each {
         let Device::Cuda(index) = device else { continue };
-        match gpu.devices.get(index) {
-            None => problems.push(format!(
-                "host '{}' is to compute on {}; {}",
-                host.name,
-                device,
-                match (&gpu.driver, &gpu.trouble) {
-                    (Some(_), Some(trouble)) => trouble.clone(),
-                    (Some(_), None) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
-                    (None, _) => "there is no NVIDIA driver (libcuda) here".into(),
-                }
-            )),
-            Some(found) if !found.usable => problems.push(format!(
-                "host '{}' is to compute on {}, a {} of compute capability {}; 8.0 (the A100) or later is needed",
-                host.name, device, found.name, found.capability
-            )),
-            Some(_) => {
+        match gpu.trouble_of(index) {
+            Some(trouble) => problems.push(format!("host '{}' is to compute on {device}; {trouble}", host.name)),
+            None => {
                 let whole = weights(host).unwrap_or_default();
                 let wanted = device::weights_of_each(whole, &host.devices);
                 let most = processes[index].entry(&host.process).or_default();

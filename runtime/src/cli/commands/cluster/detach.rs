@@ -39,11 +39,13 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
     }
     let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
     let log = data_dir::log_file(&cluster.data_dir, "up");
+    // What an earlier one said stays there.
+    let from = std::fs::metadata(&log).map_or(0, |log| log.len());
     let started = Instant::now();
     let mut child = start(globals, &cluster, &log, limit)?;
     let mut readiness = Readiness::default();
     loop {
-        if let Some(error) = ended(&mut child, &log) {
+        if let Some(error) = ended(&mut child, &log, from) {
             return Err(error);
         }
         let ours = data_dir::keeper(&cluster.data_dir) == Some(child.id());
@@ -57,6 +59,8 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
                     return Ok(if status.is_wrong() { Exit::JobFailed } else { Exit::Success });
                 }
             }
+        } else {
+            readiness.tell(globals, started.elapsed(), format_args!("the supervisor; its log is {}", log.display()));
         }
         if started.elapsed() > limit + STOP_MARGIN {
             signal(child.id(), Signal::KILL);
@@ -74,7 +78,6 @@ fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> R
         |error: std::io::Error| CliError::unreachable(format!("cluster '{}' cannot be started: {error}", cluster.name));
     // It is appended to, as every log, so that it may be emptied while it is written.
     let output = private::options().create(true).append(true).open(log).map_err(failed)?;
-    output.set_len(0).map_err(failed)?;
     Command::new(std::env::current_exe().map_err(failed)?)
         .args(["up", "--in-background"])
         .arg("--file")
@@ -88,10 +91,10 @@ fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> R
         .map_err(failed)
 }
 
-/// Why the background process ended, if it did.
-fn ended(child: &mut Child, log: &Path) -> Option<CliError> {
+/// Why the background process, which writes its log from byte `from` on, ended, if it did.
+fn ended(child: &mut Child, log: &Path, from: u64) -> Option<CliError> {
     let status = child.try_wait().ok()??;
-    let cause = data_dir::last_error(log, 0).unwrap_or_else(|| format!("`up` ended: {status}"));
+    let cause = data_dir::last_error(log, from).unwrap_or_else(|| format!("`up` ended: {status}"));
     let known = [Exit::Usage, Exit::NotFound, Exit::Authentication, Exit::Capacity];
     let exit = known.into_iter().find(|exit| status.code() == Some(*exit as i32)).unwrap_or(Exit::Unreachable);
     let folder = log.parent().unwrap_or(log);
