@@ -45,12 +45,14 @@ impl Place {
         command.env_remove("ASTERISM_SERVER").env("NO_COLOR", "1").output().expect("the binary under test")
     }
 
-    /// Exit code, standard output and standard error, with this folder's name taken out.
+    /// Exit code, standard output and standard error, with this folder's name taken out, and what is said of a start while it lasts.
     fn says(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).into_owned();
-            text.replace(&format!("{}/", self.path().display()), "").trim_end().to_string()
+            let text = text.replace(&format!("{}/", self.path().display()), "");
+            let lines = text.lines().filter(|line| !(line.starts_with("after ") && line.contains(" s: waiting for ")));
+            lines.collect::<Vec<_>>().join("\n").trim_end().to_string()
         };
         let code = output.status.code().map_or("signal".to_string(), |code| code.to_string());
         format!("exit {code}\n--- stdout\n{}\n--- stderr\n{}", text(&output.stdout), text(&output.stderr))
@@ -246,7 +248,14 @@ fn a_host_that_never_becomes_ready() {
             .replace("role = \"context\"", "role = \"context\"\nnode = \"local\"")
             .replace("role = \"query\"", "role = \"query\"\nnode = \"local\"")
     ));
-    let printed = place.says(&["up", "--detach", "--timeout", "2"]);
+    let arguments = ["up", "--detach", "--timeout", "3"];
+    let told = place.run(&arguments);
+    let told = String::from_utf8_lossy(&told.stderr);
+    assert!(
+        told.contains(" s: waiting for host 'context-far' (starting: it has not reached the supervisor)"),
+        "{told}"
+    );
+    let printed = place.says(&arguments);
     place.run(&["down"]);
     let (before, after) = printed.split_once("--join 127.0.0.1:").expect("an address");
     let after = after.trim_start_matches(|c: char| c.is_ascii_digit());

@@ -195,12 +195,12 @@ fn a_folder_whose_cluster_is_down_drives_no_other_of_its_name() {
     let file = folder.path().join("cluster.toml");
     let other = text.replace(&data, "data").replace("admin_listen = \"127.0.0.1:0\"", &admin);
     fs::write(&file, other).expect("a file");
-    let text_of = ["job", "submit", "--context-text", "sky", "--query", "why"];
+    let text_of = ["job", "submit", "--context", "cluster.toml", "--query", "why"];
     for arguments in
         [&["status"][..], &["session", "drop", "s"], &["host", "restart", "context-0"], &text_of, &["down"]]
     {
         let mut command = std::process::Command::new(BINARY);
-        command.args(arguments).arg("-f").arg(&file).env_remove("ASTERISM_SERVER");
+        command.args(arguments).arg("-f").arg(&file).env_remove("ASTERISM_SERVER").current_dir(folder.path());
         let printed = command.output().expect("it runs");
         let words = String::from_utf8_lossy(&printed.stderr).into_owned();
         assert_eq!(printed.status.code(), Some(3), "{arguments:?}: {words}");
