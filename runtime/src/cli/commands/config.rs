@@ -89,7 +89,7 @@ const OPTIONAL: &str = "\
 ";
 
 /// What hosts in one process mean, in a cluster file that has them.
-const TOGETHER: &str = "\
+const IN_ONE_PROCESS: &str = "\
 # All hosts are in one process, so that weights lie in memory once. Whatever ends one host ends all of them, and they start again together.
 # Without `process` each host is a process with weights of its own, and the others go on where one is lost.
 ";
@@ -177,7 +177,7 @@ fn sample(context_hosts: u16, model: Option<&str>, device: Device) -> String {
     };
     let host = |name: &str, role: &str| format!("[[host]]\nname = \"{name}\"\nrole = \"{role}\"\n{together}");
     let context = (0..context_hosts).map(|index| host(&format!("context-{index}"), "context") + "\n");
-    let note = if together.is_empty() { "" } else { TOGETHER };
+    let note = if together.is_empty() { "" } else { IN_ONE_PROCESS };
     let hosts = context.collect::<String>() + &host("query-0", "query");
     format!("{before}[model]{of_model}\n\n{after}{note}{hosts}")
 }

@@ -65,7 +65,7 @@ fn a_conversation_is_cut_with_its_tools_as_a_chat_renders_it() {
     let tool = json!({"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}});
     let with_tools = json!({"messages": one(), "tools": [tool]});
     let counted = |body: &Value| answered(&cluster, "/tokenize", body)["count"].as_u64().expect("a count");
-    let chat = json!({"messages": one(), "tools": [tool], "max_tokens": 1, "tool_choice": "none"});
+    let chat = json!({"messages": one(), "tools": [tool], "max_tokens": 1});
     let plain = json!({"messages": one()});
     assert!(counted(&with_tools) > counted(&plain));
     assert_eq!(answered(&cluster, CHAT, &chat)["usage"]["prompt_tokens"], counted(&with_tools));
