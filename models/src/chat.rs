@@ -53,6 +53,11 @@ impl ChatTemplate {
         Ok(Self { template: Some(template), reads })
     }
 
+    /// Where a checkpoint has its template, if it has one: a file, or the key of one. Renders nothing.
+    pub fn place(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<String>, ModelError> {
+        Ok(files::source(checkpoint, tokenizer)?.map(|source| source.origin().to_owned()))
+    }
+
     /// The checkpoint has a template of its own.
     pub fn is_chat(&self) -> bool {
         self.template.is_some()

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use asterism_kernels::BlockFormat;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::parse;
 use crate::{ModelConfig, ModelError};
@@ -26,6 +26,7 @@ use chat_files::ChatFiles;
 use disk::{optional, present, regular};
 pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
+pub use folder::is_plain_path;
 use quantised::scheme::Scheme;
 pub use random::KnownShape;
 use sniffed::ForeignFormat;
@@ -48,6 +49,17 @@ pub struct Checkpoint {
     gguf: bool,
     /// How weights of a folder are quantised.
     scheme: Option<Scheme>,
+}
+
+/// The tensors of a checkpoint that are stored in one type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StoredTensors {
+    /// The type, such as `Q4_K` or `BF16`.
+    pub stored: String,
+    /// How many there are.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: usize,
 }
 
 impl Checkpoint {
@@ -163,6 +175,21 @@ impl Checkpoint {
     /// Bytes of all weight files.
     pub fn weight_bytes(&self) -> usize {
         self.files.iter().map(|(_, file)| file.bytes().len()).sum()
+    }
+
+    /// What types the tensors are stored in, those that take most bytes first.
+    pub fn stored_types(&self) -> Vec<StoredTensors> {
+        let mut types: BTreeMap<String, StoredTensors> = BTreeMap::new();
+        for (_, entry) in self.tensors.values() {
+            let name = format!("{:?}", entry.stored);
+            let of_type = types.entry(name.to_uppercase()).or_default();
+            of_type.tensors += 1;
+            of_type.bytes += entry.bytes.len();
+        }
+        let mut types: Vec<_> =
+            types.into_iter().map(|(stored, of_type)| StoredTensors { stored, ..of_type }).collect();
+        types.sort_by(|a, b| (b.bytes, &a.stored).cmp(&(a.bytes, &b.stored)));
+        types
     }
 
     /// A tensor of the shape that config.json implies.
@@ -381,6 +408,9 @@ mod tests {
         let checkpoint = Checkpoint::embedded().unwrap();
         let config = checkpoint.config();
         assert_eq!((checkpoint.name(), config.layers, config.vocab), (EMBEDDED_NAME, 8, 4096));
+        let [types] = &checkpoint.stored_types()[..] else { panic!("{:?}", checkpoint.stored_types()) };
+        assert_eq!((types.stored.as_str(), types.tensors), ("BF16", checkpoint.tensor_names().count()));
+        assert!(types.bytes < checkpoint.weight_bytes() && types.bytes > checkpoint.weight_bytes() / 10 * 9);
         let table = checkpoint.tensor("model.embed_tokens.weight", &[config.vocab, config.hidden]).unwrap();
         assert_eq!(table.bytes.len(), config.vocab * config.hidden * 2);
     }

@@ -295,12 +295,15 @@ pub enum ModelError {
         got: usize,
     },
     /// A text that cannot fit, by its bytes alone.
-    #[error("{bytes} bytes of text, expected at most {most}: no model of this length takes more")]
+    #[error("{bytes} bytes of text{}, expected at most {most} bytes",
+        least_tokens.map(|tokens| format!(", which are {tokens} tokens at least")).unwrap_or_default())]
     TooManyBytes {
         /// Bytes of the text.
         bytes: usize,
         /// Most bytes.
         most: usize,
+        /// Tokens that they come to at least; none where the text is too long to be tokenised in one piece, which it has to be.
+        least_tokens: Option<usize>,
     },
     /// A text of more tokens than wanted; the rest was not looked at.
     #[error("the text has more than {most} tokens")]

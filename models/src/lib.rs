@@ -19,7 +19,7 @@ pub use chat::{
     RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal, TemplateSource, ToolCall, Tooling, tools_as_text,
 };
 pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
-pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape, Weight};
+pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape, StoredTensors, Weight, is_plain_path};
 pub use config::{DecoderParts, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Projected, SharedWeights};
 pub use encoder::team::encode_together;

@@ -90,6 +90,12 @@ impl Tokenizer {
         self.joints.as_ref().map_or(self.whole, |joints| joints.most_bytes(tokens, self.longest))
     }
 
+    /// That a text of so many bytes cannot be one of `tokens` tokens.
+    pub fn too_many_bytes(&self, bytes: usize, tokens: usize) -> ModelError {
+        let least_tokens = self.joints.as_ref().map(|joints| joints.least_tokens(bytes, self.longest));
+        ModelError::TooManyBytes { bytes, most: self.most_bytes(tokens), least_tokens }
+    }
+
     /// The tokens that the tokenizer puts around every text, by its post-processor alone, as transformers has it.
     pub fn around(&self) -> &Around {
         &self.around
@@ -128,7 +134,7 @@ impl Tokenizer {
     ) -> Result<(Vec<u32>, usize), ModelError> {
         let text = written.text();
         if text.len() > self.most_bytes(most) {
-            return Err(ModelError::TooManyBytes { bytes: text.len(), most: self.most_bytes(most) });
+            return Err(self.too_many_bytes(text.len(), most));
         }
         let (mut ids, mut before, mut at) = (Vec::new(), 0, 0);
         for section in self.sections(written, place) {

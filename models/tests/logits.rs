@@ -87,6 +87,8 @@ fn bf16_logits_are_as_near_as_those_of_transformers() {
     let vocab = decoder.config().vocab;
     for (number, Prompt { ids, positions, logits }) in prompts().into_iter().enumerate() {
         let all = one_pass(&decoder, &ids);
+        let rounded = all.iter().filter(|logit| logit.to_bits() & 0xffff == 0).count();
+        assert!(rounded < all.len() / 100, "prompt {number}: {rounded} of {} logits are rounded to bf16", all.len());
         for (position, expected) in positions.iter().zip(logits.chunks_exact(vocab)) {
             let got = &all[position * vocab..][..vocab];
             let (worst, mean) = (difference(got, expected), mean_difference(got, expected));

@@ -1,5 +1,7 @@
 //! How a command fails: an exit code, what went wrong, and what to do next. Knows nothing of any one command.
 
+pub mod wording;
+
 use std::fmt;
 
 /// The exit codes of the command line; scripts rely on them.

@@ -32,7 +32,7 @@ fn bench_times_what_the_cluster_file_names() {
     let short = ["bench", "prefill", "--tokens", "600", "--repeat", "1"];
     let place = Place::new(&SMALL.replace("[attention.star]", "[model]\ndtype = \"bf16\"\n[attention.star]"));
     let file = place.says(&short);
-    assert!(file.contains("prefill of asterism-7m with star, 1 hosts"), "{file}");
+    assert!(file.contains("prefill of asterism-7m with star, 1 host,"), "{file}");
     assert!(file.contains("bf16"), "{file}");
     let named = place.says(&[&short[..], &["--method", "dense", "--dtype", "f32", "--hosts", "2"]].concat());
     assert!(named.contains("with dense, 2 hosts") && named.contains("f32"), "{named}");

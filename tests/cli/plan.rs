@@ -187,7 +187,7 @@ fn plan_says_who_got_no_shard_and_why() {
     let spare = "[[host]]\nname = \"other\"\nrole = \"spare\"\nlabels = { rack = \"r2\" }\n";
     let place = Place::new(&(SMALL.replace("address = \"127.0.0.1\"", node) + spare));
     let said = place.says(&["plan", "--tokens", "2000", "--method", "auto", "--explain"]);
-    assert!(said.contains("shards on context-0"), "{said}");
+    assert!(said.contains("1 shard on context-0"), "{said}");
     assert!(said.contains("not on other: a spare or slow host"), "{said}");
     assert!(said.contains("island s, by label: context-0"), "{said}");
     let wrong = SMALL.replace("address = \"127.0.0.1\"", "address = \"127.0.0.1\"\nlabels = { host = \"a\" }");

@@ -23,9 +23,10 @@ pub enum PlacementRefusal {
     },
     /// Only hosts of different numerics have room together.
     #[error(
-        "{shards} shards{} fit on no hosts that compute the same bits; there are {known}. Hosts of more than one kind take them \
+        "{}{} on no hosts that compute the same bits; there are {known}. Hosts of more than one kind take them \
          where mixed_numerics of [cluster] is \"mark\"; or add hosts of one kind",
-        wanted.as_ref().map_or(String::new(), |wanted| format!(" of a context that began on {wanted}"))
+        if *shards == 1 { "1 shard fits".into() } else { format!("{shards} shards fit") },
+        wanted.as_ref().map_or(String::new(), |wanted| format!(", of a context that began on {wanted},"))
     )]
     UnequalNumerics {
         /// Shards to place.
@@ -37,7 +38,8 @@ pub enum PlacementRefusal {
     },
     /// The hosts have not enough memory.
     #[error(
-        "{shards} shards need {} of KV, the largest {}, and the hosts have free: {}. Raise memory_limit, add hosts, or shorten the context",
+        "{} {} of KV, the largest {}, and the hosts have free: {}. Raise memory_limit, add hosts, or shorten the context",
+        if *shards == 1 { "1 shard needs".into() } else { format!("{shards} shards need") },
         mebibytes(*needed), mebibytes(*largest), rooms(free)
     )]
     NotEnoughMemory {

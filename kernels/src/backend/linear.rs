@@ -71,7 +71,7 @@ pub trait LinearOps: ElementwiseOps {
     /// or has one `(n_i)` for each part.
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Self::Linear, KernelError>;
     /// The same of the output head `(vocab, e)`, whose small differences choose tokens: never in fewer bits than compute type, unless
-    /// the checkpoint has it so.
+    /// the checkpoint has it so. Logits may be wider than compute type, where sums are.
     fn head_weight(&self, weight: HostTensor<'_>) -> Result<Self::Linear, KernelError> {
         self.linear_weight(&[weight], &[])
     }

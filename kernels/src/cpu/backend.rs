@@ -228,6 +228,10 @@ impl LinearOps for Cpu {
         CpuLinear::pack(parts, biases, self.dtype, &self.compute)
     }
 
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<CpuLinear, KernelError> {
+        Ok(CpuLinear::pack(&[weight], &[], self.dtype, &self.compute)?.with_f32_outputs())
+    }
+
     fn linear(&self, x: &CpuTensor, weight: &CpuLinear) -> Result<CpuTensor, KernelError> {
         weight.run(x, None, &self.compute)
     }

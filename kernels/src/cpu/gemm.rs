@@ -94,8 +94,8 @@ pub(super) struct GemmCall<'a, E> {
 }
 
 impl<E: Element> GemmCall<'_, E> {
-    /// `(rows, n)`.
-    pub(super) fn run(self, compute: &Compute) -> Vec<E> {
+    /// `(rows, n)`, in whichever type: sums are f32 until they are written.
+    pub(super) fn run<O: Element>(self, compute: &Compute) -> Vec<O> {
         let (n, k) = self.weight.shape();
         assert!(self.x.len() == self.rows * k && self.bias.is_none_or(|b| b.len() == n));
         assert!(self.residual.is_none_or(|r| r.len() == self.rows * n));
@@ -106,7 +106,7 @@ impl<E: Element> GemmCall<'_, E> {
         let panel_step = panels.div_ceil(wanted.div_ceil(row_tasks)).next_multiple_of(TILE_PANELS).max(TILE_PANELS);
         let panel_tasks = panels.div_ceil(panel_step);
         let tasks = Tasks { count: self.rows.div_ceil(row_step.max(1)) * panel_tasks, cost };
-        let write = |out: DisjointBuffer<E>| {
+        let write = |out: DisjointBuffer<O>| {
             compute.pool.each_with(tasks, GemmScratch::default, |scratch, task| {
                 let (row, panel) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
                 let rows = row..self.rows.min(row + row_step);
@@ -143,18 +143,18 @@ struct GemmScratch {
     even: Vec<bf16>,
 }
 
-struct GemmTask<'a, E> {
+struct GemmTask<'a, E, O> {
     call: &'a GemmCall<'a, E>,
     /// Whether products are of pairs of bf16.
     #[cfg(target_arch = "x86_64")]
     pairs: bool,
     rows: Range<usize>,
     panels: Range<usize>,
-    out: &'a DisjointBuffer<E>,
+    out: &'a DisjointBuffer<O>,
     scratch: &'a mut GemmScratch,
 }
 
-impl<E: Element> Kernel for GemmTask<'_, E> {
+impl<E: Element, O: Element> Kernel for GemmTask<'_, E, O> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (n, k) = self.call.weight.shape();
@@ -210,7 +210,7 @@ impl<E: Element> Kernel for GemmTask<'_, E> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<E: Element> GemmTask<'_, E> {
+impl<E: Element, O: Element> GemmTask<'_, E, O> {
     /// The products by pairs of rows `x`, for elements that are bf16.
     ///
     /// # Safety
@@ -265,9 +265,9 @@ fn parts(panels: Range<usize>, k: usize, step: usize) -> impl Iterator<Item = (R
     })
 }
 
-struct Output<'a, E> {
+struct Output<'a, E, O> {
     call: &'a GemmCall<'a, E>,
-    out: &'a DisjointBuffer<E>,
+    out: &'a DisjointBuffer<O>,
     /// Row and column of `out` where the rows and panels of this product begin.
     origin: (usize, usize),
     n: usize,
@@ -276,9 +276,9 @@ struct Output<'a, E> {
     last: bool,
 }
 
-impl<'a, E: Element> Output<'a, E> {
+impl<'a, E: Element, O: Element> Output<'a, E, O> {
     /// That of rows from `row` on, whose sums begin and end in registers.
-    fn of(call: &'a GemmCall<'a, E>, out: &'a DisjointBuffer<E>, row: usize, n: usize) -> Self {
+    fn of(call: &'a GemmCall<'a, E>, out: &'a DisjointBuffer<O>, row: usize, n: usize) -> Self {
         Self { call, out, origin: (row, 0), n, sums: std::ptr::null_mut(), first: true, last: true }
     }
 
@@ -308,7 +308,7 @@ impl<'a, E: Element> Output<'a, E> {
     }
 }
 
-impl<E: Element> Sums for Output<'_, E> {
+impl<E: Element, O: Element> Sums for Output<'_, E, O> {
     #[inline(always)]
     unsafe fn start<L: Lanes, const R: usize, const V: usize>(&self, row: usize, column: usize) -> [[L; V]; R] {
         let mut acc = [[L::zero(); V]; R];
@@ -372,7 +372,9 @@ mod tests {
                     let packed = Packed::new(n, k, &compute, |j, to| to.copy_from_slice(&w[j * k..][..k]));
                     let weight = GemmWeight::Packed(packed);
                     let call = |x, rows, residual| GemmCall { x, rows, weight: &weight, bias: Some(&bias), residual };
-                    let y = call(&x, rows, Some(&residual)).run(&compute);
+                    let y = call(&x, rows, Some(&residual)).run::<E>(&compute);
+                    let wide = call(&x, rows, Some(&residual)).run::<f32>(&compute);
+                    assert!(y.iter().zip(&wide).all(|(y, wide)| y.widen() == E::narrow(*wide).widen()), "{set:?}");
                     for (at, y) in y.iter().enumerate() {
                         let (i, j) = (at / n, at % n);
                         let dot: f32 = (0..k).map(|p| x[i * k + p].widen() * w[j * k + p].widen()).sum();
@@ -381,7 +383,7 @@ mod tests {
                         assert!(error <= tolerance + tolerance * expected.abs(), "{set:?} {rows}x{k}x{n} at {i},{j}");
                     }
                     for i in 0..rows {
-                        let alone = call(&x[i * k..][..k], 1, Some(&residual[i * n..][..n])).run(&compute);
+                        let alone = call(&x[i * k..][..k], 1, Some(&residual[i * n..][..n])).run::<E>(&compute);
                         assert!(
                             alone.iter().zip(&y[i * n..]).all(|(a, b)| a.widen() == b.widen()),
                             "row {i} of {rows}"
@@ -420,8 +422,8 @@ mod tests {
                 let sums: Vec<f32> = (0..40 * n).map(|at| sum(at / n, at % n)).collect();
                 for rows in 1..=40 {
                     for (bias, residual) in [(None, None), (Some(&bias[..]), Some(&residual[..rows * n]))] {
-                        let y = GemmCall { x: &x[..rows * k], rows, weight: &weight, bias, residual }.run(&compute);
-                        for (at, y) in y.iter().enumerate() {
+                        let call = GemmCall { x: &x[..rows * k], rows, weight: &weight, bias, residual };
+                        for (at, y) in call.run::<bf16>(&compute).iter().enumerate() {
                             let biased = sums[at] + bias.map_or(0.0, |bias| bias[at % n]);
                             let expected = bf16::from_f32(biased + residual.map_or(0.0, |r| r[at].to_f32()));
                             assert_eq!(y.to_bits(), expected.to_bits(), "{rows}x{k}x{n} at {at}");

@@ -18,6 +18,8 @@ pub struct CpuLinear {
     bias: Option<Vec<f32>>,
     n: usize,
     k: usize,
+    /// Outputs are not rounded to compute type.
+    in_f32: bool,
 }
 
 enum Weights {
@@ -65,7 +67,12 @@ impl CpuLinear {
             (_, Some(blocks)) => Weights::Bf16(GemmWeight::Blocks(blocks)),
             (_, None) => Weights::Bf16(panels(parts, n, k, compute)),
         };
-        Ok(Self { weights, bias: (!biases.is_empty()).then_some(bias), n, k })
+        Ok(Self { weights, bias: (!biases.is_empty()).then_some(bias), n, k, in_f32: false })
+    }
+
+    /// The same layer, whose outputs are f32 whatever it computes in: sums are.
+    pub(super) fn with_f32_outputs(self) -> Self {
+        Self { in_f32: true, ..self }
     }
 
     /// `x (t, k) -> (t, n)`, plus `residual (t, n)` if any.
@@ -85,6 +92,7 @@ impl CpuLinear {
         match &self.weights {
             Weights::F32(packed) => self.run_packed(packed, x, residual, compute),
             Weights::Bf16(packed) => self.run_packed(packed, x, residual, compute),
+            Weights::Tiles(weights) if self.in_f32 && residual.is_none() => run_tiles_in_f32(weights, x, compute),
             Weights::Tiles(weights) => run_tiles(weights, x, residual, compute),
         }
     }
@@ -100,7 +108,10 @@ impl CpuLinear {
         let x = elements::<E>("linear", x)?;
         let residual = residual.map(|residual| elements::<E>("linear_add", residual)).transpose()?;
         let call = gemm::GemmCall { x, rows, weight, bias: self.bias.as_deref(), residual };
-        tensor(&[rows, self.n], call.run(compute))
+        match self.in_f32 {
+            true => tensor(&[rows, self.n], call.run::<f32>(compute)),
+            false => tensor(&[rows, self.n], call.run::<E>(compute)),
+        }
     }
 }
 
@@ -143,11 +154,27 @@ fn run_tiles(
         Some(residual) => amx::GemmOutput::SumBf16(&mut y, residual),
         None => amx::GemmOutput::Bf16(&mut y),
     };
+    multiply_tiles(weights, (x, rows), output, compute);
+    tensor(&[rows, n], y)
+}
+
+fn run_tiles_in_f32(weights: &amx::AmxWeights, x: &CpuTensor, compute: &Compute) -> Result<CpuTensor, KernelError> {
+    let (rows, n) = (x.dims()[0], weights.outputs());
+    let mut y = vec![0.0; rows * n];
+    multiply_tiles(weights, (elements::<bf16>("linear", x)?, rows), amx::GemmOutput::F32(&mut y), compute);
+    tensor(&[rows, n], y)
+}
+
+fn multiply_tiles(
+    weights: &amx::AmxWeights,
+    (x, rows): (&[bf16], usize),
+    output: amx::GemmOutput<'_>,
+    compute: &Compute,
+) {
     // Few rows wait for the weights to arrive; many run some ten times as fast as what costs are counted in.
-    let cost = rows.div_ceil(10) * n * weights.inputs();
+    let cost = rows.div_ceil(10) * weights.outputs() * weights.inputs();
     let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);
     amx::gemm(x, weights, output, &run);
-    tensor(&[rows, n], y)
 }
 
 #[cfg(test)]
@@ -170,6 +197,11 @@ mod tests {
         let draw =
             |shape: &[usize]| tensor(shape, (0..shape[0] * shape[1]).map(|i| bf16::from_f32(value(i))).collect());
         let (x, residual) = (draw(&[7, 48]).unwrap(), draw(&[7, 40]).unwrap());
+        let whole = run_tiles_in_f32(&weights, &x, &compute).unwrap();
+        let rounded = run_tiles(&weights, &x, None, &compute).unwrap();
+        let (whole, rounded) = (elements::<f32>("test", &whole).unwrap(), elements::<bf16>("test", &rounded).unwrap());
+        assert!(whole.iter().zip(rounded).all(|(whole, rounded)| bf16::from_f32(*whole) == *rounded));
+        assert!(whole.iter().any(|whole| bf16::from_f32(*whole).to_f32() != *whole));
         for residual in [None, Some(&residual)] {
             let a = panels.run(&x, residual, &compute).unwrap();
             let b = run_tiles(&weights, &x, residual, &compute).unwrap();

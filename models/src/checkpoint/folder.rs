@@ -195,14 +195,29 @@ fn listed(names: &[&str]) -> String {
 
 /// A path where nothing is: perhaps a name of the hub, perhaps misspelt.
 fn nothing(path: &Path, hub: Option<&Path>, look: PathLookup<'_>) -> Result<ModelError, ModelError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let beside = match look(parent)? {
+        FoundPath::Folder(entries) => Some(entries),
+        _ => None,
+    };
+    let wanted = last(path).to_string_lossy();
+    let near = |entry: &&FolderEntry| (strsim::jaro_winkler(&wanted, &entry.name) * 1e6) as u64;
+    let nearest = beside.iter().flatten().filter(|entry| near(entry) > 800_000).max_by_key(near);
+    let meant = nearest.map_or_else(String::new, |entry| format!(" (did you mean {}?)", entry.name));
+    if is_plain_path(path) {
+        return Ok(unfit(path, format!("not there{meant}"), EXPECTED));
+    }
     let refused =
         |remedy: &str| missing(path, MODEL_CONFIG, format!("there is no such folder{remedy}; name {EXPECTED}"));
-    let parent = path.parent().unwrap_or(Path::new(""));
-    if let FoundPath::Folder(entries) = look(parent)? {
-        let wanted = last(path).to_string_lossy();
-        let near = |entry: &&FolderEntry| (strsim::jaro_winkler(&wanted, &entry.name) * 1e6) as u64;
-        let nearest = entries.iter().filter(|entry| near(entry) > 800_000).max_by_key(near);
-        return Ok(refused(&nearest.map_or_else(String::new, |entry| format!(" (did you mean {}?)", entry.name))));
+    if beside.is_some() {
+        return Ok(refused(&meant));
+    }
+    // A name of the hub in a cluster file begins in the file's folder, which is there.
+    let begins = parent.parent().filter(|_| path.is_absolute());
+    if let Some(begins) = begins
+        && !matches!(look(begins)?, FoundPath::Folder(_))
+    {
+        return Ok(unfit(path, "not there", EXPECTED));
     }
     let Some(repository) = hub_name(path) else { return Ok(refused("")) };
     let cached = hub.map(|hub| hub.join(format!("{REPOSITORY}{}", repository.replace('/', "--"))));
@@ -215,6 +230,14 @@ fn nothing(path: &Path, hub: Option<&Path>, look: PathLookup<'_>) -> Result<Mode
              {repository}`"
         ),
     }))
+}
+
+/// Whether a path is one by how it is written, and no name of the hub: it begins as one, or ends as a file of its own does. An
+/// absolute path may be such a name in a cluster file.
+pub fn is_plain_path(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let begins = ["./", "../", "~"].iter().any(|begin| text.starts_with(begin)) || text.contains("/./");
+    begins || text.ends_with(".gguf") && !text.contains(':')
 }
 
 /// The last two names of a path, where they can be an organisation and a model.
@@ -343,6 +366,7 @@ mod tests {
             ("/meta/params.json", "{}", 0),
             ("/lora/adapter_config.json", "{}", 0),
             ("/here/config.json", "{}", 0),
+            ("/work/cluster.toml", "", 0),
         ])
         .link("/current", "/gone");
         for (path, words) in [
@@ -360,11 +384,19 @@ mod tests {
                 vec!["no such folder", "asterism model pull Qwen/Qwen2.5-7B", "nothing is downloaded"],
             ),
             ("/work/org/my model", vec!["there is no such folder; name a Hugging Face model folder"]),
+            ("/gguf/b-q4.gguf", vec!["/gguf/b-q4.gguf is not there (did you mean a-q4.gguf?); expected"]),
+            ("/nowhere/at/all.gguf", vec!["/nowhere/at/all.gguf is not there; expected", "a GGUF file"]),
+            ("models/smol.gguf", vec!["models/smol.gguf is not there; expected"]),
+            ("./models/smol", vec!["./models/smol is not there; expected"]),
+            ("../models/smol", vec!["../models/smol is not there; expected"]),
+            ("~/models/smol", vec!["~/models/smol is not there; expected"]),
+            ("/work/./models/smol", vec!["/work/./models/smol is not there; expected"]),
+            ("/nowhere/models/smol", vec!["/nowhere/models/smol is not there; expected"]),
         ] {
             let stated = disk.refuses(path);
             assert!(words.iter().all(|word| stated.contains(word)), "{path}: {stated}");
         }
-        let known = cache().refuses("/work/Qwen/Qwen2.5-0.5B");
+        let known = cache().refuses("Qwen/Qwen2.5-0.5B");
         assert!(known.contains("write path = \"/hub/models--Qwen--Qwen2.5-0.5B\""), "{known}");
     }
 

@@ -133,11 +133,21 @@ impl Joints {
 
     /// Most bytes that can come to `tokens` tokens, where the longest entry has `longest` characters.
     pub fn most_bytes(&self, tokens: usize, longest: usize) -> usize {
+        let most = self.bytes_of_token(longest).saturating_mul(tokens);
+        if matches!(self.rule, Rule::Pattern { .. }) { most } else { most.max(WHOLE) }
+    }
+
+    /// Fewest tokens that so many bytes can come to.
+    pub fn least_tokens(&self, bytes: usize, longest: usize) -> usize {
+        bytes.div_ceil(self.bytes_of_token(longest).max(1))
+    }
+
+    fn bytes_of_token(&self, longest: usize) -> usize {
         let shrinks = if self.normalizes { NFC_SHRINKS } else { 1 };
         match self.rule {
             // A character of a byte-level vocabulary is a byte.
-            Rule::Pattern { .. } => longest.saturating_mul(shrinks).saturating_mul(tokens),
-            _ => longest.saturating_mul(4).saturating_mul(tokens).max(WHOLE),
+            Rule::Pattern { .. } => longest.saturating_mul(shrinks),
+            _ => longest.saturating_mul(4),
         }
     }
 

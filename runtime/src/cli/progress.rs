@@ -12,7 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
     client::Client,
-    cluster::size::grouped,
+    cluster::size::{count, grouped},
     globals::{Globals, printable},
 };
 
@@ -137,7 +137,10 @@ impl Progress {
     pub fn recovery(&mut self, recovery: &RecoveryStatus) {
         let RecoveryStatus { host, reason, shards, .. } = recovery;
         let text = match recovery.recovered_s {
-            None => format!("host {host} is lost ({reason}); {shards} shards are encoded anew, the answer goes on"),
+            None => {
+                let shards = count(*shards, "shard");
+                format!("host {host} is lost ({reason}), {shards} encoded anew; the answer goes on")
+            }
             Some(seconds) => format!("recovered from the loss of {host} in {seconds:.1} s"),
         };
         match &self.sink {

@@ -118,6 +118,11 @@ pub fn grouped(count: usize) -> String {
     text
 }
 
+/// How many of something, whose plural ends in s: `1 shard`, `2,048 tokens`.
+pub fn count(many: usize, what: &str) -> String {
+    format!("{} {what}{}", grouped(many), if many == 1 { "" } else { "s" })
+}
+
 /// Bytes with a binary unit, for tables.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -13,6 +13,7 @@ use crate::{
     cluster::{
         Cluster, Host,
         file::{DType, Role},
+        size::count,
     },
     data_dir::private,
     processes::local_hosts,
@@ -162,7 +163,10 @@ impl CalibrationSetup {
         let Self { model, dtype, context_hosts, threads_alone, threads, query_threads } = self;
         let MachineProfile { processor, cores } = machine;
         format!(
-            "{model} in {dtype:?} on {context_hosts} context hosts of {threads} threads ({threads_alone} alone) and a query host of {query_threads} on {cores} cores of {processor}"
+            "{model} in {dtype:?} on {} of {} ({threads_alone} alone) and a query host of {query_threads} on {} of {processor}",
+            count(*context_hosts, "context host"),
+            count(*threads, "thread"),
+            count(*cores, "core"),
         )
     }
 }

@@ -90,7 +90,8 @@ async fn serve(
 }
 
 async fn stop(service: SupervisorService, agent: NodeAgent) {
-    service.stop().await;
+    // Hosts and their node are told of the end: nobody warns of a supervisor that is lost.
+    service.shut_down().await;
     agent.stop(TEMPORARY_STOP_TIMEOUT).await;
 }
 

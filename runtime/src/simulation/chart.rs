@@ -3,7 +3,7 @@
 use plotters::{coord::Shift, prelude::*};
 
 use super::run::Run;
-use crate::cluster::size::grouped;
+use crate::cluster::size::{count, grouped};
 
 const SIZE: (u32, u32) = (960, 840);
 /// Share of the height that hosts have.
@@ -34,7 +34,7 @@ fn hosts(area: &Area<'_>, run: &Run, names: &[String]) {
     let last = run.stretches.iter().map(|stretch| stretch.to_s).fold(0.0, f64::max);
     let end = run.ended.as_ref().map_or(last, |(at, _)| at.max(last)).max(1e-9);
     let rows = run.stretches.iter().map(|stretch| stretch.host + 1).max().unwrap_or(0).max(run.hosts);
-    let caption = format!("{} hosts: encoded (blue), encoded again (orange), failed (red)", grouped(run.hosts));
+    let caption = format!("{}: encoded (blue), encoded again (orange), failed (red)", count(run.hosts, "host"));
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 18))
         .margin(12)

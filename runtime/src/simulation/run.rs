@@ -29,6 +29,7 @@ use super::{
     room::Room,
     work::Work,
 };
+use crate::cluster::size::count;
 
 /// The time at which it begins: any would do.
 const BEGINS: Duration = Duration::from_secs(1_000_000);
@@ -478,7 +479,7 @@ impl Simulation {
         let noticed = liveness.dead_after + liveness.heartbeat;
         let name = self.state.config().hosts[host].name.clone();
         let how = if silent { "goes silent" } else { "is killed" };
-        self.note(format!("{name} {how}, with {} shards", shards.len()));
+        self.note(format!("{name} {how}, with {}", count(shards.len(), "shard")));
         self.run.failures.push(LostHost {
             host: name,
             at_s: self.since(),
@@ -601,8 +602,10 @@ impl Simulation {
                     failure.noticed_s = Some(since);
                 }
                 self.note(format!(
-                    "{} is lost ({}): {} shards are encoded anew",
-                    recovery.host, recovery.reason, recovery.shards
+                    "{} is lost ({}): {} encoded anew",
+                    recovery.host,
+                    recovery.reason,
+                    count(recovery.shards, "shard")
                 ));
             }
             JobEvent::Finished { status } => {

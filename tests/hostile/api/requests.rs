@@ -1,5 +1,7 @@
 //! Requests that name what is not theirs, cost too much, or hold numbers that cannot be meant.
 
+mod nearly;
+
 use std::{
     fs,
     io::{Read, Write},

@@ -199,7 +199,7 @@ fn a_model_is_pulled_once_and_named_from_then_on() {
     assert_eq!(report["fetched"], json!(0));
     for (verb, words) in [
         (&["model", "list"][..], &["org/fine", "012345678901"][..]),
-        (&["model", "inspect", "org/fine"], &["qwen2"]),
+        (&["model", "inspect", "org/fine"], &["qwen2", "stored in", "tensors", "template"]),
         (&["model", "verify", "org/fine"], &["all with the right hash", "finite"]),
     ] {
         refuses(&hub.run(folder.path(), verb), 0, words);
@@ -214,6 +214,20 @@ fn a_model_is_pulled_once_and_named_from_then_on() {
     refuses(&hub.run(folder.path(), &["model", "rm", "org/fine"]), 0, &["removed org/fine"]);
     refuses(&hub.run(folder.path(), &["model", "rm", "org/fine"]), 5, &["org/fine"]);
     refuses(&hub.run(folder.path(), &["model", "inspect", "org/fine"]), 2, &["asterism model pull org/fine"]);
+    let cache = folder.path().join("cache").display().to_string();
+    let verify = hub.run(folder.path(), &["model", "verify", "org/fine"]);
+    refuses(&verify, 5, &["org/fine is not in the hub's cache", &cache, "asterism model pull org/fine"]);
+    refuses(&hub.run(folder.path(), &["model", "list"]), 0, &[&cache, "has no model", "asterism model pull ORG/NAME"]);
+    for typed in ["smol.gguf", "models/smol.gguf", "./models/smol", "../models/smol", "~/models/smol", "/no/such/model"]
+    {
+        let missing = hub.run(folder.path(), &["init", "--model", typed]);
+        let printed = printed(&missing);
+        refuses(&missing, 2, &[typed.trim_start_matches("./")]);
+        assert!(printed.contains("is not there") || printed.contains("does not exist"), "{printed}");
+        assert!(!printed.contains("model pull"), "{printed}");
+    }
+    let looked_at = folder.path().join("models/smol.gguf").display().to_string();
+    refuses(&hub.run(folder.path(), &["model", "verify", "models/smol.gguf"]), 2, &[&looked_at, "does not exist"]);
 }
 
 #[test]

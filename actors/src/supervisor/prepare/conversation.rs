@@ -1,6 +1,6 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{ChatTurn, ModelError, RenderOptions, Speaker, Written};
+use asterism_models::{ChatTurn, RenderOptions, Speaker, Written};
 
 use super::{ModelFront, invalid, prompt::WholePrompt};
 use crate::error::JobError;
@@ -43,8 +43,10 @@ impl ModelFront {
     }
 
     fn check_text(&self, param: &'static str, bytes: usize) -> Result<(), JobError> {
-        let most = self.most_text_bytes();
-        if bytes > most { Err(self.too_large(param, ModelError::TooManyBytes { bytes, most })) } else { Ok(()) }
+        match bytes > self.most_text_bytes() {
+            true => Err(self.too_large(param, self.tokenizer.too_many_bytes(bytes, self.max_tokens))),
+            false => Ok(()),
+        }
     }
 }
 

@@ -73,7 +73,7 @@ fn check_subject(request: &JobRequest) -> Result<(), JobError> {
         _ => {}
     }
     if request.query.is_blank() {
-        return Err(invalid("query", "the query is empty; ask something with --query TEXT"));
+        return Err(invalid("query", "the query is empty; ask something"));
     }
     if matches!((&request.query, &request.query_separator), (Prompt::Tokens(_), Some(_))) {
         let message = "token ids are taken as they are; leave it out, or give the query as text";

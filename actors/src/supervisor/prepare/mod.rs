@@ -375,7 +375,7 @@ impl ModelFront {
     fn check_bytes(&self, param: &'static str, prompt: &Prompt) -> Result<(), JobError> {
         let most = self.most_text_bytes();
         match prompt.text().map_or(0, str::len) {
-            bytes if bytes > most => Err(self.too_large(param, ModelError::TooManyBytes { bytes, most })),
+            bytes if bytes > most => Err(self.too_large(param, self.tokenizer.too_many_bytes(bytes, self.max_tokens))),
             _ => Ok(()),
         }
     }

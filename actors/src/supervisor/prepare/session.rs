@@ -99,7 +99,7 @@ impl ModelFront {
             }
         };
         if ids.is_empty() {
-            return Err(invalid("query", "the query has no tokens; ask something with --query TEXT"));
+            return Err(invalid("query", "the query has no tokens; ask something"));
         }
         Ok((ids, asked))
     }

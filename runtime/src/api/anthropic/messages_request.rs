@@ -14,16 +14,18 @@ use crate::api::{
     http::error::Refusal,
     openai::{
         ApiState, Checked,
-        chat::Conversation,
+        chat::{Conversation, NOTHING_ASKED},
         refusal,
         requests::{
             ask::ParsedRequest,
             fields::Fields,
+            known::is_known,
             once::{BoundedValue, Budget},
             tools,
         },
     },
 };
+use crate::error::wording::{nearest, reworded};
 
 /// Most values of a request: texts are bounded with its bytes.
 const MOST_MESSAGES_VALUES: usize = 65_536;
@@ -42,6 +44,9 @@ impl<'de> Deserialize<'de> for MessagesRequest {
         }
     }
 }
+
+/// Fields that chats do not have, or not under these names.
+const OWN: &[&str] = &["messages", "system", "stop_sequences", "thinking"];
 
 /// Fields that change nothing of an answer.
 const TAKEN: [&str; 5] = ["metadata", "service_tier", "cache_control", "inference_geo", "speed"];
@@ -68,7 +73,7 @@ impl MessagesRequest {
         match self.0.get("max_tokens") {
             None | Some(Value::Null) => {
                 let message = "max_tokens is not there, expected how many tokens the answer may have";
-                Err(Refusal::invalid("max_tokens", message))
+                Err(missing(&self.0, "max_tokens", message))
             }
             Some(_) => Ok(self),
         }
@@ -79,14 +84,14 @@ impl MessagesRequest {
         let messages = fields.shift_remove("messages");
         let mut turns: Vec<ChatTurn> = system(fields.shift_remove("system"))?.into_iter().collect();
         let Some(Value::Array(messages)) = messages else {
-            return Err(Refusal::invalid("messages", "there are no messages"));
+            return Err(missing(&fields, "messages", "there are no messages, expected a list of them"));
         };
         for (at, message) in messages.into_iter().enumerate() {
             let refused = |what: String| Refusal::invalid("messages", format!("message {at} {what}"));
             read_message(message, &mut turns).map_err(refused)?;
         }
         if turns.iter().all(|turn| turn.speaker == Speaker::System) {
-            return Err(Refusal::invalid("messages", "there are no messages, and there is nothing to answer"));
+            return Err(Refusal::invalid("messages", NOTHING_ASKED));
         }
         let ending = Ending::of(turns.last(), None, None);
         let ending = ending.map_err(|cause| Refusal::invalid("messages", cause.to_owned()))?;
@@ -94,6 +99,15 @@ impl MessagesRequest {
         let tools = tools::take(&mut fields)?;
         let asked = ParsedRequest::take(fields, model)?;
         Ok((Conversation { turns, ending, tools, variables: BTreeMap::new() }, asked))
+    }
+}
+
+/// That a field is missing, with the one that was perhaps to be it.
+fn missing(fields: &Map<String, Value>, name: &'static str, message: &str) -> Refusal {
+    let is_own = |given: &str| is_known(given) || OWN.contains(&given) || TAKEN.contains(&given);
+    match fields.keys().find(|given| !is_own(given) && nearest(given, [name]).is_some()) {
+        Some(given) => refusal::unknown(given, [name]),
+        None => Refusal::invalid(name, message),
     }
 }
 
@@ -123,8 +137,10 @@ fn answered(mut fields: Map<String, Value>) -> Checked<Fields> {
         fields.insert("stop".to_owned(), stops);
     }
     fields.entry("max_tokens").or_insert(COUNTED.into());
-    let read = serde_json::from_value(Value::Object(fields));
-    read.map_err(|error| Refusal::invalid(None, format!("the request is not what is wanted here: {error}")))
+    let read = serde_json::from_value(Value::Object(fields)).map(|fields: Fields| fields.with_names(OWN));
+    read.map_err(|error: serde_json::Error| {
+        Refusal::invalid(None, format!("the request is not what is wanted here: {}", reworded(&error.to_string())))
+    })
 }
 
 /// Tools as chats describe them.

@@ -14,6 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::error::wording::reworded;
+
 /// Characters of a parser's message that a refusal repeats.
 const CAUSE_CHARS: usize = 300;
 
@@ -276,7 +278,7 @@ pub fn too_slow() -> Refusal {
 
 /// The answer to a body that cannot be read: parsers repeat what they read, however long it is.
 pub fn no_request(param: Option<&str>, cause: &str) -> Refusal {
-    let cause: String = cause.chars().take(CAUSE_CHARS).flat_map(char::escape_debug).collect();
+    let cause: String = reworded(cause).chars().take(CAUSE_CHARS).flat_map(char::escape_debug).collect();
     Refusal::invalid(param, format!("the request body is not what is wanted here: {cause}"))
 }
 

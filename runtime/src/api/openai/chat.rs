@@ -40,7 +40,7 @@ pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<
 
 /// The job of a request.
 pub async fn parse_chat(state: &ApiState, mut fields: Fields) -> Checked<ParsedRequest> {
-    let messages = fields.messages.take().ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
+    let messages = fields.messages.take().ok_or_else(|| fields.missing("messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
     let ending = ending(&mut fields, &turns)?;
@@ -82,7 +82,7 @@ const OWN_VARIABLES: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
 
 /// `chat_template_kwargs`.
-fn variables(fields: &mut Fields) -> Checked<BTreeMap<String, Value>> {
+pub fn variables(fields: &mut Fields) -> Checked<BTreeMap<String, Value>> {
     let variables: BTreeMap<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
     match OWN_VARIABLES.into_iter().find(|own| variables.contains_key(*own)) {
         Some(own) => Err(Refusal::invalid("chat_template_kwargs", format!("{own} is not for chat_template_kwargs"))),
@@ -173,7 +173,7 @@ fn hold_to_call(asked: &mut ParsedRequest, tools: &Tools) -> Checked<()> {
 pub fn refuse_texts(fields: &Fields) -> Checked<()> {
     let given = [("prompt", fields.prompt.is_some()), ("context", fields.context.is_some())];
     match given.into_iter().find(|(_, given)| *given) {
-        Some((name, _)) => Err(refusal::unknown(name)),
+        Some((name, _)) => Err(refusal::unknown(name, [])),
         None => Ok(()),
     }
 }
@@ -184,6 +184,9 @@ pub fn ending(fields: &mut Fields, turns: &[ChatTurn]) -> Checked<Ending> {
     Ending::of(turns.last(), continues, answers)
         .map_err(|cause| Refusal::invalid("continue_final_message", cause.to_owned()))
 }
+
+/// What a conversation without a question lacks.
+pub const NOTHING_ASKED: &str = "there is nothing to answer: expected a message of role user";
 
 /// Most values in the arguments of all calls of a conversation.
 const MOST_CHAT_ARGUMENTS: usize = 65_536;
@@ -219,7 +222,7 @@ pub fn read(messages: Messages, param: &str) -> Checked<Vec<ChatTurn>> {
         }
     }
     if turns.is_empty() {
-        return Err(Refusal::invalid(param, "there are no messages, and there is nothing to answer"));
+        return Err(Refusal::invalid(param, NOTHING_ASKED));
     }
     Ok(turns)
 }

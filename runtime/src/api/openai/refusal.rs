@@ -9,7 +9,10 @@ use asterism_actors::{
 };
 use asterism_models::ModelError;
 
-use crate::api::http::error::Refusal;
+use crate::{
+    api::http::error::Refusal,
+    error::wording::{nearest, reworded},
+};
 
 /// A job that was not taken; `text` is the field that context and query came in.
 pub fn of_job(error: JobError, text: &'static str) -> Refusal {
@@ -96,7 +99,7 @@ pub fn not_found(what: &str, id: &str) -> Refusal {
 
 /// What stands behind the `?` and cannot be read.
 pub fn of_query(error: QueryPayloadError, _: &HttpRequest) -> actix_web::Error {
-    let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+    let cause: String = reworded(&error.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
     Refusal::invalid(None, format!("what stands behind the ? is not what is wanted here: {cause}")).into()
 }
 
@@ -118,10 +121,11 @@ pub fn unsupported(field: &str, expected: &str) -> Refusal {
     Refusal::with(StatusCode::BAD_REQUEST, body)
 }
 
-/// A field that nobody knows.
-pub fn unknown(field: &str) -> Refusal {
+/// A field that nobody knows, among those that are known.
+pub fn unknown<'a>(field: &str, known: impl IntoIterator<Item = &'a str>) -> Refusal {
+    let meant = nearest(field, known).map_or("leave it out".to_owned(), |known| format!("did you mean {known}?"));
     let field = bounds::shown(field);
-    let message = format!("there is no field {field} here; leave it out");
+    let message = format!("there is no field {field} here; {meant}");
     let body = ErrorBody { message, code: "unknown_parameter".into(), param: Some(field) };
     Refusal::with(StatusCode::BAD_REQUEST, body)
 }

@@ -14,7 +14,7 @@ use crate::{
     cluster::{
         Cluster,
         file::Role,
-        size::{Tokens, grouped},
+        size::{Tokens, count},
     },
     data_dir,
     error::{CliError, Exit},
@@ -73,8 +73,8 @@ pub fn run(globals: &Globals, args: &ChaosArgs) -> Result<Exit, CliError> {
     let target = Target::new(&client, &cluster.data_dir, request(globals, &cluster, args)?);
     let reference = target.reference()?;
     globals.note(format_args!(
-        "without a fault: {} tokens of context, {} generated, {:.2} s",
-        grouped(reference.context_tokens),
+        "without a fault: {} of context, {} generated, {:.2} s",
+        count(reference.context_tokens, "token"),
         reference.tokens.len(),
         reference.total_s
     ));

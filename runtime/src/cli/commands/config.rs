@@ -22,6 +22,7 @@ use crate::{
         Cluster, Host,
         file::{ClusterFile, DType, Device, Devices, Role, changes::Change},
         sample::SAMPLE,
+        size::count,
     },
     data_dir,
     error::{CliError, Exit},
@@ -87,6 +88,12 @@ const OPTIONAL: &str = "\
 # labels = { rack = \"a\" }             # what jobs may ask for with --host-label; none
 ";
 
+/// What hosts in one process mean, in a cluster file that has them.
+const IN_ONE_PROCESS: &str = "\
+# All hosts are in one process, so that weights lie in memory once. Whatever ends one host ends all of them, and they start again together.
+# Without `process` each host is a process with weights of its own, and the others go on where one is lost.
+";
+
 /// `asterism init`
 #[derive(Args, Debug)]
 pub struct InitArgs {
@@ -127,20 +134,30 @@ pub struct ApplyArgs {
 /// Prints a cluster file.
 pub fn init(globals: &Globals, args: &InitArgs) -> Result<Exit, CliError> {
     let model = args.model.as_deref().map(model_entry).transpose()?;
-    output::print(&sample(args.hosts, model.as_deref(), args.device))?;
-    if model.is_some() {
+    let entry = model.as_ref().map(|(entry, _)| entry.as_str());
+    output::print(&sample(args.hosts, entry, args.device))?;
+    if let Some((_, most)) = model {
         globals.note(format_args!(
-            "written to cluster.toml, `asterism up` starts it, and `asterism plan --tokens 15k` says what it takes"
+            "written to cluster.toml, `asterism up` starts it, and `asterism plan --tokens {}` says what it takes",
+            planned_tokens(most)
         ));
     }
     Ok(Exit::Success)
 }
 
-/// How a cluster file names a model, once what it is was read: it may lie in another folder than this.
-fn model_entry(model: &Path) -> Result<String, CliError> {
-    opened(model)?;
+/// How a cluster file names a model, once what it is was read, and the tokens that it takes: it may lie in another folder than this.
+fn model_entry(model: &Path) -> Result<(String, usize), CliError> {
+    let most = opened(model)?.config().max_position;
     let absolute = if model.exists() { std::path::absolute(model).ok() } else { None };
-    Ok(absolute.as_deref().unwrap_or(model).display().to_string())
+    Ok((absolute.as_deref().unwrap_or(model).display().to_string(), most))
+}
+
+/// A context to plan first, of a model that takes so many tokens: it leaves room for the query of `plan` and an answer.
+fn planned_tokens(most: usize) -> String {
+    match (most / 8 * 7).saturating_sub(64).clamp(1, 15 << 10) {
+        few @ ..1024 => few.to_string(),
+        many => format!("{}k", many >> 10),
+    }
 }
 
 /// The sample with another number of context hosts, and perhaps another model or device, which all hosts have in one process: weights lie
@@ -160,7 +177,9 @@ fn sample(context_hosts: u16, model: Option<&str>, device: Device) -> String {
     };
     let host = |name: &str, role: &str| format!("[[host]]\nname = \"{name}\"\nrole = \"{role}\"\n{together}");
     let context = (0..context_hosts).map(|index| host(&format!("context-{index}"), "context") + "\n");
-    format!("{before}[model]{of_model}\n\n{after}{}{}", context.collect::<String>(), host("query-0", "query"))
+    let note = if together.is_empty() { "" } else { IN_ONE_PROCESS };
+    let hosts = context.collect::<String>() + &host("query-0", "query");
+    format!("{before}[model]{of_model}\n\n{after}{note}{hosts}")
 }
 
 /// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
@@ -305,8 +324,12 @@ fn apply(globals: &Globals, args: &ApplyArgs) -> Result<Exit, CliError> {
     globals.note(match (changes.len(), applied, needs) {
         (0, ..) => "the cluster is as the file says".into(),
         (all, true, _) => format!("changed: {all}; next: asterism host list"),
+        (1, false, 0) => "1 change, which needs no restart; without --dry-run it is made".into(),
         (all, false, 0) => format!("{all} changes, none of which needs a restart; without --dry-run they are made"),
-        (all, false, needs) => format!("{needs} of {all} changes need a restart, and none would be made without it"),
+        (all, false, needs) => {
+            let verb = if needs == 1 { "needs" } else { "need" };
+            format!("{needs} of {} {verb} a restart, and none would be made without it", count(all, "change"))
+        }
     });
     Ok(Exit::Success)
 }
@@ -336,6 +359,11 @@ pub fn version(globals: &Globals) -> Result<Exit, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_plan_fits_the_model() {
+        assert_eq!([256, 2048, 8192, 16384, 131_072].map(planned_tokens), ["160", "1k", "6k", "13k", "15k"]);
+    }
 
     #[test]
     fn init_prints_the_sample_and_other_sizes_of_it() {

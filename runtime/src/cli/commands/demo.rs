@@ -18,7 +18,7 @@ use crate::{
     client::Following,
     cluster::{
         sample::sample,
-        size::{Tokens, bytes, grouped},
+        size::{Tokens, bytes, count, grouped},
     },
     error::{CliError, Exit},
     eval::{self, EvalRecord, Task},
@@ -137,15 +137,15 @@ fn shown(asked: &DemoAnswer, first: bool) -> String {
     }
     let time = &status.timings;
     format!(
-        "{}document  {} tokens, {} attention\nquestion  {query}\nanswer    {answer}  [{verdict}]\n{table}phase 1 (encode) {:.2} s; \
-         phase 2 (query) {:.2} s; phase 2 (decode) {:.2} s for {} tokens; {:.2} s in all\n",
+        "{}document  {}, {} attention\nquestion  {query}\nanswer    {answer}  [{verdict}]\n{table}phase 1 (encode) {:.2} s; \
+         phase 2 (query) {:.2} s; phase 2 (decode) {:.2} s for {}; {:.2} s in all\n",
         if first { "" } else { "\n" },
-        grouped(status.context_tokens),
+        count(status.context_tokens, "token"),
         status.method,
         time.encode_s,
         time.query_s,
         time.decode_s,
-        status.generated_tokens,
+        count(status.generated_tokens, "token"),
         time.total_s,
     )
 }

@@ -17,7 +17,7 @@ use crate::{
     cluster::{
         Cluster,
         file::{ComputeType, DType, Device},
-        size::bytes,
+        size::{bytes, count},
     },
     error::{CliError, Exit},
     globals::{Format, Globals},
@@ -123,7 +123,7 @@ fn text(report: &DoctorReport) -> String {
     let DoctorReport { version, processor, cores, gpu, problems, checks } = report;
     let mut lines = vec![
         format!("asterism   {} ({}, {})", version.version, version.target, version.profile),
-        format!("processor  {processor}, {cores} cores"),
+        format!("processor  {processor}, {}", count(*cores, "core")),
     ];
     match (gpu.built, &gpu.driver) {
         (false, _) => lines.push("GPUs       this program was built for CPUs only (`--features cuda`)".into()),
@@ -137,7 +137,9 @@ fn text(report: &DoctorReport) -> String {
         let remark = remark.map(|remark| format!(", {remark}")).unwrap_or_default();
         format!("{device:<10} {name}, compute capability {capability}, {free} of {all} free{remark}")
     }));
-    lines.extend(gpu.libraries.iter().map(|LibraryReport { name, version, without }| match version {
+    // Without a GPU nothing would use them.
+    let libraries = gpu.libraries.iter().filter(|_| !gpu.devices.is_empty());
+    lines.extend(libraries.map(|LibraryReport { name, version, without }| match version {
         Some(version) => format!("{name:<10} {version}"),
         None => format!("{name:<10} not found: {without}"),
     }));

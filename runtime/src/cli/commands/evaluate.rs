@@ -213,7 +213,7 @@ fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: RunOu
         let (count, all) = (failures.len(), failures.len() + answers.len());
         return Err(CliError::new(
             Exit::JobFailed,
-            format!("{count} of {all} questions got no answer; the first {first}"),
+            format!("of {all} questions {count} got no answer; the first {first}"),
         )
         .hint("`asterism status` shows the hosts; with --save, ask again and merge with `asterism eval report`"));
     }

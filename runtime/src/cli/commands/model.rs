@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use asterism_models::{Checkpoint, ModelConfig};
+use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, StoredTensors, Tokenizer, is_plain_path};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::{
     cli::output::{self, Table},
     client::hub::{self, CachedModel, HubAccess, HubCache, HubClient, HubError, HubName, Pulled},
-    cluster::size::grouped,
+    cluster::size::{self, count, grouped},
     error::{CliError, Exit},
     globals::{Format, Globals},
     processes::checkpoint,
@@ -99,7 +99,13 @@ fn list(globals: &Globals) -> Result<Exit, CliError> {
         }
         table
     };
-    output::print_rows(&cache()?.models(), globals.format, table)?;
+    let cache = cache()?;
+    let models = cache.models();
+    output::print_rows(&models, globals.format, table)?;
+    if models.is_empty() {
+        let root = cache.root().display();
+        globals.note(format_args!("the hub's cache {root} has no model; `asterism model pull ORG/NAME` fetches one"));
+    }
     Ok(Exit::Success)
 }
 
@@ -117,6 +123,12 @@ struct Inspected {
     hidden: usize,
     vocabulary: usize,
     max_tokens: usize,
+    /// Of all files of weights.
+    file_bytes: usize,
+    /// What tensors are stored in.
+    stored: Vec<StoredTensors>,
+    /// Where it is; absent of a base model.
+    chat_template: Option<String>,
     notes: Vec<String>,
 }
 
@@ -124,6 +136,9 @@ fn inspect(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
     let checkpoint = opened(model)?;
     let config: &ModelConfig = checkpoint.config();
     let windows = config.attention.iter().filter_map(|layer| layer.window);
+    let template = Tokenizer::from_checkpoint(&checkpoint)
+        .and_then(|tokenizer| ChatTemplate::place(&checkpoint, &tokenizer))
+        .map_err(|error| checkpoint::model_refusal(&error))?;
     let inspected = Inspected {
         name: checkpoint.name().to_owned(),
         family: checkpoint.family().to_owned(),
@@ -136,6 +151,9 @@ fn inspect(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
         hidden: config.hidden,
         vocabulary: config.vocab,
         max_tokens: config.max_position,
+        file_bytes: checkpoint.weight_bytes(),
+        stored: checkpoint.stored_types(),
+        chat_template: template,
         notes: config.notes.clone(),
     };
     match globals.format {
@@ -158,6 +176,9 @@ fn inspect(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
                 ("hidden", grouped(config.hidden)),
                 ("vocabulary", grouped(config.vocab)),
                 ("max tokens", grouped(config.max_position)),
+                ("files", count(inspected.file_bytes, "byte")),
+                ("stored in", inspected.stored.iter().map(of_type).collect::<Vec<_>>().join(", ")),
+                ("template", inspected.chat_template.unwrap_or_else(|| "none: it is asked without one".into())),
             ])?;
             inspected.notes.iter().try_for_each(|note| output::print(&format!("note: {note}\n")))?;
         }
@@ -166,9 +187,14 @@ fn inspect(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
     Ok(Exit::Success)
 }
 
+fn of_type(StoredTensors { stored, tensors, bytes }: &StoredTensors) -> String {
+    format!("{stored} ({}, {})", count(*tensors, "tensor"), size::bytes(*bytes as u64))
+}
+
 fn verify(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
     let mut said = Vec::new();
-    let cached = model.to_str().and_then(|typed| typed.parse::<HubName>().ok()).filter(|_| !model.exists());
+    let named = !model.exists() && !is_plain_path(model);
+    let cached = model.to_str().filter(|_| named).and_then(|typed| typed.parse::<HubName>().ok());
     if let Some(name) = &cached {
         let (damaged, seen) = hub::damaged(&cache()?, name)?;
         if !damaged.is_empty() {
@@ -196,7 +222,11 @@ fn verify(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
 }
 
 fn remove(globals: &Globals, name: &HubName) -> Result<Exit, CliError> {
-    let bytes = cache()?.remove(name)?;
+    let removed = cache()?.remove(name).map_err(|error| match error {
+        HubError::NotCached { .. } => CliError::from(error).hint("`asterism model list` shows what it has"),
+        error => error.into(),
+    });
+    let bytes = removed?;
     if !globals.quiet {
         eprintln!("removed {}: {} bytes", name.repository, grouped(bytes as usize));
     }
@@ -205,6 +235,14 @@ fn remove(globals: &Globals, name: &HubName) -> Result<Exit, CliError> {
 
 /// A model, as far as it is read without its weights.
 pub fn opened(model: &Path) -> Result<Checkpoint, CliError> {
+    // What is missing is named as it was looked for, wherever that began.
+    let is_file = is_plain_path(model) && model.extension().is_some_and(|end| end == "gguf");
+    let absolute = std::path::absolute(model).ok().filter(|_| is_file);
+    let model = absolute.as_deref().unwrap_or(model);
+    if model.is_absolute() && model.parent().is_some_and(|parent| !parent.exists()) {
+        let message = format!("the model cannot be used: {} does not exist", model.display());
+        return Err(CliError::usage(message).hint("name a Hugging Face folder, a GGUF file, or ORG/NAME of the hub"));
+    }
     checkpoint::checkpoint(Some(model)).map_err(|error| {
         let refused = checkpoint::model_refusal(&error);
         match hub::name_of(model).filter(|_| !hub::located(model).exists()) {

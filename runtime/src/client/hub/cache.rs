@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use asterism_models::is_plain_path;
+
 use super::{error::HubError, name::HubName};
 
 const REPOSITORY: &str = "models--";
@@ -115,19 +117,29 @@ impl HubCache {
     /// Removes a repository with all of its snapshots; its bytes.
     ///
     /// # Errors
-    /// [`HubError::Nothing`] where there is none, [`HubError::Disk`].
+    /// [`HubError::NotCached`] where there is none, [`HubError::Disk`].
     pub fn remove(&self, name: &HubName) -> Result<u64, HubError> {
         let folder = self.repository(&name.repository);
         if !folder.is_dir() {
-            let has: Vec<String> = self.models().into_iter().map(|model| model.name).collect();
-            let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
-            let repository = format!("the cache {}", self.root.display());
-            return Err(HubError::Nothing { repository, wanted: name.repository.clone(), has });
+            return Err(self.without(&name.repository));
         }
         let bytes =
             entries(&folder.join("blobs")).filter_map(|blob| fs::metadata(blob).ok()).map(|blob| blob.len()).sum();
         fs::remove_dir_all(&folder).map_err(HubError::disk(&folder))?;
         Ok(bytes)
+    }
+
+    /// That a model is not here.
+    pub(super) fn without(&self, name: &str) -> HubError {
+        const SHOWN: usize = 12;
+        let mut names: Vec<String> = self.models().into_iter().map(|model| model.name).collect();
+        names.dedup();
+        let has = match names.len() {
+            0 => "nothing".to_owned(),
+            all @ ..=SHOWN => names[..all].join(", "),
+            all => format!("{} and {} more", names[..SHOWN].join(", "), all - SHOWN),
+        };
+        HubError::NotCached { name: name.to_owned(), root: self.root.clone(), has }
     }
 }
 
@@ -137,13 +149,19 @@ pub fn located(path: &Path) -> PathBuf {
     if path.exists() { path.to_owned() } else { cached().unwrap_or_else(|| path.to_owned()) }
 }
 
-/// The name of a hub that a path ends in: those of the cluster file begin in its folder.
+/// The name of a hub that a path ends in: those of the cluster file begin in its folder, which is there.
 pub fn name_of(path: &Path) -> Option<HubName> {
+    if is_plain_path(path) {
+        return None;
+    }
     let typed = path.to_str()?;
     // The name of a file may have parts of its own.
     let (folder, file) = typed.split_once(':').map_or((typed, None), |(folder, file)| (folder, Some(file)));
     let mut last = folder.rsplitn(3, '/');
     let (name, org) = (last.next()?, last.next()?);
+    if last.next().is_some_and(|begins| !Path::new(&format!("{begins}/")).is_dir()) {
+        return None;
+    }
     let file = file.map_or_else(String::new, |file| format!(":{file}"));
     format!("{org}/{name}{file}").parse().ok()
 }
@@ -245,7 +263,18 @@ mod tests {
         let models: Vec<_> = cache.models().into_iter().map(|model| (model.name, model.files)).collect();
         assert_eq!(models, [("org/name".to_owned(), 3), ("org/name".to_owned(), 1)]);
         assert!(cache.remove(&"org/name".parse().unwrap()).is_ok() && cache.models().is_empty());
-        assert_eq!(cache.remove(&"org/name".parse().unwrap()).unwrap_err().code(), "hub_nothing");
+        assert_eq!(cache.remove(&"org/name".parse().unwrap()).unwrap_err().code(), "hub_not_cached");
+    }
+
+    #[test]
+    fn a_path_is_no_name() {
+        let name = |path: &str| name_of(Path::new(path)).map(|name| name.to_string());
+        assert_eq!(name("org/name").as_deref(), Some("org/name"));
+        assert_eq!(name("/tmp/org/name:a/b.gguf").as_deref(), Some("org/name:a/b.gguf"));
+        for path in ["org/name.gguf", "./org/name", "../org/name", "~/org/name", "/tmp/./org/name", "/no/such/org/name"]
+        {
+            assert_eq!(name(path), None, "{path}");
+        }
     }
 
     #[test]

@@ -101,6 +101,16 @@ pub enum HubError {
         /// What there is.
         has: String,
     },
+    /// The cache has no such model.
+    #[error("{name} is not in the hub's cache {root}, which has {has}")]
+    NotCached {
+        /// The model.
+        name: String,
+        /// The cache.
+        root: PathBuf,
+        /// What it has.
+        has: String,
+    },
     /// Nobody says where the cache is.
     #[error("there is no folder for models: HF_HUB_CACHE, HF_HOME and HOME are not set")]
     NoCache,
@@ -123,6 +133,7 @@ impl HubError {
             Self::NoRoom { .. } => "hub_no_room",
             Self::Disk { .. } => "hub_disk",
             Self::Nothing { .. } => "hub_nothing",
+            Self::NotCached { .. } => "hub_not_cached",
             Self::NoCache => "hub_no_cache",
             Self::Setup(_) => "hub_setup",
         }
@@ -136,7 +147,12 @@ impl HubError {
 
 impl From<HubError> for CliError {
     fn from(error: HubError) -> Self {
+        let pull;
         let (exit, hint) = match &error {
+            HubError::NotCached { name, .. } => {
+                pull = format!("`asterism model pull {name}` fetches it");
+                (Exit::NotFound, pull.as_str())
+            }
             HubError::Refused { .. } => (
                 Exit::Authentication,
                 "accept the model's terms on the hub, and name a file with your token in HF_TOKEN_PATH or with --hub-token-file",

@@ -62,12 +62,11 @@ pub fn pull(client: &HubClient, cache: &HubCache, name: &HubName, quiet: bool) -
 /// The blobs of a model's snapshots whose hashes are not those of their names, and how many were looked at.
 ///
 /// # Errors
-/// [`HubError::Nothing`] where it is not cached; what cannot be read.
+/// [`HubError::NotCached`] where it is not here; what cannot be read.
 pub fn damaged(cache: &HubCache, name: &HubName) -> Result<(Vec<PathBuf>, usize), HubError> {
     let blobs = cache.repository(&name.repository).join("blobs");
     let Ok(entries) = fs::read_dir(&blobs) else {
-        let has = "nothing of it".to_owned();
-        return Err(HubError::Nothing { repository: "the cache".to_owned(), wanted: name.to_string(), has });
+        return Err(cache.without(&name.to_string()));
     };
     let (mut damaged, mut seen) = (Vec::new(), 0);
     for entry in entries {

@@ -10,7 +10,10 @@ use toml::{
 
 use super::{ClusterFile, paths};
 pub use crate::cluster::file::error::FileError;
-use crate::cluster::size::Tokens;
+use crate::{cluster::size::Tokens, error::wording::reworded};
+
+/// Characters of a value that a refusal repeats.
+const SHOWN_VALUE: usize = 40;
 
 /// Prefix of environment overrides: `ASTERISM__SECTION__KEY`.
 const OVERRIDE_PREFIX: &str = "ASTERISM__";
@@ -28,7 +31,10 @@ pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>
     overrides.sort();
     let overrides: Vec<_> = overrides.into_iter().map(Override::new).collect::<Result<_, _>>()?;
     for applied in 1..=overrides.len() {
-        file = typed(&text, &overrides[..applied]).map_err(|error| overrides[applied - 1].refuse(explain(&error)))?;
+        file = typed(&text, &overrides[..applied]).map_err(|error| {
+            let laid = &overrides[applied - 1];
+            laid.refuse(with_sizes(laid.path.last().map_or("", String::as_str), explain(&error)))
+        })?;
     }
     paths::at_home(&mut file, home.as_deref())?;
     Ok(file)
@@ -120,43 +126,56 @@ fn collect_sizes(table: &DeTable<'_>, sizes: &mut Vec<(Range<usize>, Tokens)>) {
 
 fn line_error(text: &str, error: &toml::de::Error) -> FileError {
     let start = error.span().map_or(0, |span| span.start.min(text.len()));
-    FileError::Line { line: text[..start].matches('\n').count() + 1, cause: explain(error) }
+    let line = text[..start].matches('\n').count() + 1;
+    let names_no_key = ["invalid ", "wanted "].iter().any(|begin| error.message().starts_with(begin));
+    let table = DeTable::parse(text).ok().filter(|_| names_no_key);
+    let Some((key, value)) = table.as_ref().and_then(|table| entry_at(table.get_ref(), start)) else {
+        return FileError::Line { line, cause: explain(error) };
+    };
+    let value: String = text[value].chars().take(SHOWN_VALUE).collect();
+    let cause = match explain(error) {
+        cause if cause.starts_with("wanted string or table") => format!("{key} = {value}: expected a name in quotes"),
+        cause => format!("{key}: {}", with_sizes(&key, cause)),
+    };
+    FileError::Line { line, cause }
+}
+
+/// The key whose value begins before a place and ends behind it, with its sections, and where the value is.
+fn entry_at(table: &DeTable<'_>, place: usize) -> Option<(String, Range<usize>)> {
+    table.iter().find_map(|(name, value)| {
+        let within = |value: &Spanned<DeValue<'_>>| value.get_ref().as_table().and_then(|table| entry_at(table, place));
+        let (inner, is_leaf) = match value.get_ref() {
+            DeValue::Table(_) => (within(value), false),
+            DeValue::Array(entries) => {
+                (entries.iter().find_map(within), entries.iter().all(|entry| !entry.get_ref().is_table()))
+            }
+            _ => (None, true),
+        };
+        match inner {
+            Some((key, span)) => Some((format!("{}.{key}", name.get_ref()), span)),
+            None => (is_leaf && value.span().contains(&place)).then(|| (name.get_ref().to_string(), value.span())),
+        }
+    })
+}
+
+/// How else a number of tokens may be written.
+fn with_sizes(key: &str, cause: String) -> String {
+    match key.ends_with("_tokens") && cause.contains("expected a whole number") {
+        true => cause + "; sizes in tokens may be written \"4k\"",
+        false => cause,
+    }
 }
 
 /// serde's message, with the nearest known name where one was not known.
 fn explain(error: &toml::de::Error) -> String {
-    let message = error.message().replace('`', "'");
+    let message = error.message();
     if message.contains("wanted exactly 1 element") {
         return "exactly one attention method is wanted, such as [attention.star]".into();
     }
-    if message.starts_with("invalid ") {
-        return whole_numbers(message);
-    }
-    let Some(unknown) = message.strip_prefix("unknown field ").or_else(|| message.strip_prefix("unknown variant "))
-    else {
-        return message;
-    };
-    let kind = if message.starts_with("unknown field") { "key" } else { "value" };
-    let mut quoted = unknown.split('\'').skip(1).step_by(2);
-    let Some(name) = quoted.next() else { return message };
-    let known: Vec<&str> = quoted.collect();
-    let nearest = known
-        .iter()
-        .map(|candidate| (strsim::damerau_levenshtein(name, candidate), *candidate))
-        .min()
-        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 2);
-    match nearest {
-        Some((_, candidate)) => format!("unknown {kind} '{name}'; did you mean '{candidate}'?"),
-        None => format!("unknown {kind} '{name}'; known here: {}", known.join(", ")),
-    }
-}
-
-/// serde names Rust's integer types; people count.
-fn whole_numbers(message: String) -> String {
-    match message.rsplit_once("expected ") {
-        Some((got, "usize")) => format!("{got}expected a whole number; sizes in tokens may be written \"4k\""),
-        Some((got, "u64" | "u32" | "u16")) => format!("{got}expected a whole number"),
-        _ => message,
+    let words = reworded(message).replace('`', "'").replace("expected an object", "expected a table");
+    match words.strip_prefix("unknown field ") {
+        Some(rest) => format!("unknown key {rest}"),
+        None => words.replacen("unknown variant ", "unknown value ", 1),
     }
 }
 
@@ -176,6 +195,13 @@ mod tests {
             "version = 1\n[supervisor]\nheartbeat_ms = \"fast\"\n",
             "version = 1\n[model]\n\nmax_context_tokens = \"32kb\"\n",
             "version = 1\n[model]\ndtype = \"fp32\"\n",
+            "version = 1\n[model]\ndtype = 16\n",
+            "version = 1\n[[model]]\n[[model]]\nname = \"b\"\n\ndtype = 16\n",
+            "version = 1\nmodel.dtype = [1]\n",
+            "version = 1\n[[host]]\nname = \"a\"\nrole = \"query\"\nport = 70000\n",
+            "version = 1\n[[host]]\nname = \"a\"\nrole = \"query\"\nthreads = -1\n",
+            "version = 1\n[security]\nallow_open_admin = \"yes\"\n",
+            "version = 1\ncluster = 3\n",
             "version = 1\n[attention.stra]\n",
             "version = 1\n[attention.star]\nblock_token = 4096\n",
             "version = 1\n[attention.star]\n[attention.dense]\n",

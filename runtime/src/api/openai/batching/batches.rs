@@ -32,6 +32,7 @@ use crate::api::{
         store::{BATCH_PREFIX, Batch, BatchState, Counts, drawn},
     },
 };
+use crate::error::wording::reworded;
 
 /// What lines may ask.
 pub const BATCH_ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
@@ -46,7 +47,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let endpoint: String = fields.take("endpoint")?.ok_or_else(|| missing("endpoint"))?;
     fields.take::<String>("completion_window")?;
     let metadata = fields.metadata.take();
-    fields.finish()?;
+    fields.with_names(&["input_file_id", "endpoint", "completion_window"]).finish()?;
     if !BATCH_ENDPOINTS.contains(&endpoint.as_str()) {
         let got = bounds::shown(&endpoint);
         return Err(Refusal::invalid(
@@ -100,7 +101,7 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
         let structure = intake.structure(&line).map_err(|refusal| refused(format!("is refused: {refusal}")))?;
         share.merge(intake.room(holder, structure).await?);
         let line: BatchLine = serde_json::from_slice(&line).map_err(|error| {
-            let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+            let cause: String = reworded(&error.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
             refused(format!("is no request: {cause}"))
         })?;
         if line.method != "POST" || line.url != endpoint {

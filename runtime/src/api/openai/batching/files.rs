@@ -162,7 +162,7 @@ pub(crate) async fn read(
                 }
                 file = Some((filename.unwrap_or_else(|| "file".into()), upload));
             }
-            other => return Err(refusal::unknown(other)),
+            other => return Err(refusal::unknown(other, ["purpose", "file"])),
         }
     }
     let purpose = purpose.ok_or_else(|| Refusal::invalid("purpose", "there is no purpose, expected batch"))?;

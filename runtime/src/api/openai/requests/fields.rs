@@ -10,7 +10,7 @@ use serde::{
 use serde_json::{Value, json};
 
 use super::{
-    known::{HARMLESS, NEUTRAL, asks_for},
+    known::{HARMLESS, HONOURED, NEUTRAL, asks_for, is_known},
     message::Messages,
     once::{BoundedValue, Budget},
 };
@@ -19,6 +19,10 @@ use crate::api::{
     http::error::Refusal,
     openai::{Checked, refusal},
 };
+use crate::error::wording::{nearest, reworded};
+
+/// Fields that texts come in.
+const TEXTS: [&str; 4] = ["prompt", "context", "messages", "input"];
 
 /// Most prompts of a completion.
 pub const MOST_PROMPTS: usize = 128;
@@ -36,6 +40,8 @@ pub struct Fields {
     pub input: Option<Messages>,
     /// `metadata`.
     pub metadata: Option<Metadata>,
+    /// Names that this request has beside those of all others.
+    own_names: &'static [&'static str],
     /// What is small, and the names of all others, with nothing.
     rest: BTreeMap<String, Value>,
 }
@@ -84,15 +90,37 @@ impl Fields {
         is_zero
     }
 
+    /// The same, of a request that has further names.
+    pub fn with_names(self, own_names: &'static [&'static str]) -> Self {
+        Self { own_names, ..self }
+    }
+
+    /// A field that is none, with the one that was perhaps meant.
+    pub fn unknown(&self, name: &str) -> Refusal {
+        let honoured = HONOURED.iter().map(|(known, ..)| *known);
+        let others = NEUTRAL.iter().map(|(known, ..)| *known).chain(HARMLESS.iter().copied());
+        refusal::unknown(name, honoured.chain(others).chain(TEXTS).chain(self.own_names.iter().copied()))
+    }
+
+    /// That a field is missing, with the one that was perhaps to be it.
+    pub fn missing(&self, name: &'static str) -> Refusal {
+        let is_meant =
+            |given: &&String| !is_known(given) && !TEXTS.contains(&given.as_str()) && nearest(given, [name]).is_some();
+        match self.rest.keys().find(is_meant) {
+            Some(given) => refusal::unknown(given, [name]),
+            None => Refusal::invalid(name, format!("there are no {name}")),
+        }
+    }
+
     /// Refuses what is left, unless it asks for nothing.
     pub fn finish(self) -> Checked<()> {
         let unread = [("messages", self.messages.is_some()), ("input", self.input.is_some())];
         if let Some((name, _)) = unread.into_iter().find(|(_, given)| *given) {
-            return Err(refusal::unknown(name));
+            return Err(refusal::unknown(name, []));
         }
         for (name, value) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
             let (_, neutral, expected) =
-                NEUTRAL.iter().find(|(known, ..)| known == name).ok_or_else(|| refusal::unknown(name))?;
+                NEUTRAL.iter().find(|(known, ..)| known == name).ok_or_else(|| self.unknown(name))?;
             let is_neutral = |known: &&str| serde_json::from_str(known).is_ok_and(|known| asks_for(value, &known));
             if !neutral.iter().any(is_neutral) {
                 return Err(refusal::unsupported(name, expected));
@@ -104,7 +132,7 @@ impl Fields {
 
 /// A field that is not as it has to be.
 pub fn wrong(name: &str, cause: &dyn fmt::Display) -> Refusal {
-    let cause: String = cause.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+    let cause: String = reworded(&cause.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
     Refusal::invalid(name, format!("{name} is not what is wanted here: {cause}"))
 }
 

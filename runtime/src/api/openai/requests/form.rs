@@ -81,7 +81,7 @@ fn of_text(fields: &mut Fields) -> Checked<Option<Constraint>> {
         Some(_) => return Err(refusal::unsupported("text.verbosity", "expected medium: the model is asked as it is")),
     }
     if let Some((name, _)) = text.iter().find(|(_, value)| !value.is_null()) {
-        return Err(refusal::unknown(&format!("text.{name}")));
+        return Err(refusal::unknown(&format!("text.{name}"), ["text.format", "text.verbosity"]));
     }
     of_format(OF_TEXT, format)
 }

@@ -24,7 +24,11 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("best_of", "completions", "as `n`, or absent"),
     ("logprobs", "chats, completions", "chats: whether; completions: up to 5 beside each token"),
     ("top_logprobs", "chats, responses", "up to 20 beside each token; of responses where `include` asks for them"),
-    ("prompt_logprobs", "chats, completions", "up to 20 beside each token of the prompt; not in streams"),
+    (
+        "prompt_logprobs",
+        "chats, completions",
+        "up to 20 beside each token of the prompt, with `rank` where a token is among them; not in streams",
+    ),
     ("echo", "completions", "the prompt before the answer, with `logprobs` also its tokens'"),
     ("response_format", "all", "`text`, `json_object`, `json_schema`"),
     ("text", "responses", "`format` as `response_format`; `verbosity` is medium"),
@@ -106,6 +110,13 @@ pub const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("documents", &["[]"], "put them into a message"),
     ("web_search_options", &["{}"], "there is no search"),
 ];
+
+/// Whether a field is known, whatever becomes of it.
+pub fn is_known(name: &str) -> bool {
+    HONOURED.iter().any(|known| known.0 == name)
+        || NEUTRAL.iter().any(|known| known.0 == name)
+        || HARMLESS.contains(&name)
+}
 
 /// Whether a value asks for as much as a known one does: numbers by what they are, objects without some of their parts.
 pub fn asks_for(value: &Value, known: &Value) -> bool {

@@ -136,11 +136,16 @@ pub fn of_text(
     json!({ "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
 }
 
-/// `prompt_logprobs`, as vLLM tells them: nothing of the first token, and of each other its own and the likeliest at its place.
+/// `prompt_logprobs`, as vLLM tells them: nothing of the first token, and of each other its own and the likeliest at its place. A token
+/// that is none of those that were looked at has no rank.
 pub fn of_prompt(stated: &[TokenProbability<'_>], most: usize, bytes: impl Fn(u32) -> Vec<u8>) -> Value {
     let of = |id: u32, logprob: f32, rank: Option<usize>| {
         let text = String::from_utf8_lossy(&bytes(id)).into_owned();
-        (id.to_string(), json!({ "logprob": logprob, "rank": rank, "decoded_token": text }))
+        let mut told = json!({ "logprob": logprob, "decoded_token": text });
+        if let Some(rank) = rank {
+            told["rank"] = rank.into();
+        }
+        (id.to_string(), told)
     };
     let token = |(id, TokenLogprobs { logprob, top }): &TokenProbability<'_>| {
         let rank = top.iter().position(|top| top.id == *id).map(|place| place + 1);
@@ -169,7 +174,7 @@ mod tests {
         assert_eq!(told[0], Value::Null);
         assert_eq!(told[1]["0"], json!({"logprob": -0.5, "rank": 2, "decoded_token": " a"}));
         assert_eq!((told[1]["3"]["rank"].as_u64(), told[2].as_object().unwrap().len()), (Some(1), 2));
-        assert_eq!(told[2]["3"]["rank"], Value::Null);
+        assert_eq!(told[2]["3"], json!({"logprob": -7.0, "decoded_token": "é"}), "no rank is known of it");
     }
 
     fn bytes(id: u32) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them: the ids of a text or of a conversation, and the text of ids. Makes no job.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, post,
@@ -21,7 +21,7 @@ use crate::api::{
         chat, refusal,
         requests::{
             fields::{Fields, PromptInput},
-            tools::without_tools,
+            tools::{self, without_tools},
         },
     },
 };
@@ -32,7 +32,7 @@ const OF_ID: usize = 64;
 /// What is to be cut.
 enum Subject {
     Text { text: String, around: bool },
-    Conversation { turns: Vec<ChatTurn>, ending: Ending },
+    Conversation { turns: Vec<ChatTurn>, ending: Ending, tools: Vec<Value>, variables: BTreeMap<String, Value> },
 }
 
 #[post("/tokenize")]
@@ -74,21 +74,25 @@ fn subject(fields: &mut Fields) -> Checked<(Subject, bool)> {
             let turns = chat::read(messages, "messages")?;
             fields.take::<bool>("add_special_tokens")?;
             let ending = chat::ending(&mut fields, &turns)?;
-            Subject::Conversation { turns, ending }
+            let tools = tools::take(&mut fields)?.map_or_else(Vec::new, |tools| tools.described);
+            Subject::Conversation { turns, ending, tools, variables: chat::variables(&mut fields)? }
         }
         _ => return Err(Refusal::invalid("prompt", "expected one text as prompt, or messages")),
     };
-    fields.finish()?;
+    fields.with_names(&["return_token_strs", "add_special_tokens"]).finish()?;
     Ok((subject, strings))
 }
 
 fn ids(model: &ModelFront, subject: Subject) -> Result<Vec<u32>, JobError> {
     match subject {
         Subject::Text { text, around } => model.text_ids(text, around),
-        Subject::Conversation { turns, ending } => {
+        Subject::Conversation { turns, ending, tools, variables } => {
             let date = model.date(None, Duration::from_secs(answer::unix_time()));
-            let turns = if model.takes_tools() { turns } else { without_tools(turns, &[]) };
-            let (context, query) = model.conversation(turns, RenderOptions::on(date).ending(ending))?;
+            let options = RenderOptions { variables, ..RenderOptions::on(date).ending(ending) };
+            let (context, query) = match model.takes_tools() {
+                true => model.conversation(turns, RenderOptions { tools, ..options }),
+                false => model.conversation(without_tools(turns, &tools), options),
+            }?;
             model.rendered_ids(context, query)
         }
     }

@@ -6,7 +6,7 @@ pub(crate) mod wire;
 
 use crate::{
     cli::output,
-    cluster::size::{bytes, duration},
+    cluster::size::{bytes, count, duration},
     error::{CliError, Exit},
     globals::{Format, Globals},
     processes::{
@@ -48,13 +48,16 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
 fn table(Calibrated { machine, setup, speeds, .. }: &Calibrated, head_dim: usize) -> String {
     let gflops = |s_per_flop: f64| format!("{:.1} GFLOP/s a host", 1e-9 / s_per_flop);
     let lines = [
-        ("machine", format!("{}, {} cores", machine.processor, machine.cores)),
+        ("machine", format!("{}, {}", machine.processor, count(machine.cores, "core"))),
         ("model", format!("{} in {:?}", setup.model, setup.dtype)),
         (
             "hosts",
             format!(
-                "{} of {} threads ({} alone), query host of {}",
-                setup.context_hosts, setup.threads, setup.threads_alone, setup.query_threads
+                "{} of {} ({} alone), query host of {}",
+                setup.context_hosts,
+                count(setup.threads, "thread"),
+                setup.threads_alone,
+                setup.query_threads
             ),
         ),
         ("linear", gflops(speeds.linear_s_per_flop)),

@@ -11,7 +11,10 @@ use crate::{
         progress,
     },
     client::Client,
-    cluster::{Cluster, size::duration},
+    cluster::{
+        Cluster,
+        size::{count, duration},
+    },
     data_dir::links,
     error::{CliError, Exit},
     globals::{Format, Globals},
@@ -44,8 +47,8 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let status = progress::answered(globals, &client, Client::topology)?;
     if status.jobs_running > 0 {
         globals.note(format_args!(
-            "{} jobs are running: links carry theirs too, and times will be too long",
-            status.jobs_running
+            "running now: {}; links carry their bytes too, and times will be too long",
+            count(status.jobs_running, "job")
         ));
     }
     let mut found: LinksReport = client.measure_links()?;

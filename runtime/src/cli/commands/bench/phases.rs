@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cluster::{
         file::{ComputeType, Device, Devices},
-        size::grouped,
+        size::{count, grouped},
     },
     error::{CliError, Exit},
     globals::Globals,
@@ -120,19 +120,19 @@ pub fn run<B: BenchBackend>(
     let prompts = bench.prompts(args)?;
     let setup = bench.setup(phase, args);
     let computing = match bench.given.devices[0] {
-        Device::Cpu => format!("{} threads", setup.threads),
+        Device::Cpu => count(setup.threads, "thread"),
         Device::Cuda(_) => setup.device.clone(),
     };
     let names = methods.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let PhaseSetup { phase: name, model, hosts, .. } = &setup;
-    globals.note(format_args!("{name} of {model} with {names}, {hosts} hosts, {computing}"));
+    globals.note(format_args!("{name} of {model} with {names}, {}, {computing}", count(*hosts, "host")));
     let several = methods.len() * prompts.len();
     let ceiling = ceiling::measure(globals, bench.decoders[0].backend());
     let mut report = BenchReport::new(globals, setup, ceiling);
     let cases = methods.iter().flat_map(|method| prompts.iter().map(move |ids| (method, ids)));
     for (at, ((name, method), ids)) in cases.enumerate() {
         if several > 1 {
-            globals.note(format_args!("{}/{several} {name}, {} tokens", at + 1, grouped(ids.len())));
+            globals.note(format_args!("{}/{several} {name}, {}", at + 1, count(ids.len(), "token")));
         }
         let outcome = bench.case(phase, (method, ids), ceiling);
         // What it left queued or kept is not the next one's.

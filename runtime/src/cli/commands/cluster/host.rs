@@ -16,7 +16,7 @@ use crate::{
         progress,
     },
     client::Client,
-    cluster::size::{bytes, seconds},
+    cluster::size::{bytes, count, seconds},
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::logging,
@@ -125,7 +125,12 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
             let waited = started.elapsed().as_secs_f64();
             return Err(CliError::new(
                 Exit::TimedOut,
-                format!("host '{}' still has {} of {first} shards after {waited:.0} s", host.name, host.shards),
+                format!(
+                    "host '{}' still has {} of {} after {waited:.0} s",
+                    host.name,
+                    host.shards,
+                    count(first, "shard")
+                ),
             )
             .hint(format!("asterism host show {}", host.name)));
         }
@@ -133,7 +138,7 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
         let before = host.shards;
         host = client.host(&args.name)?;
         if host.shards < before {
-            globals.note(format_args!("{}: {} of {first} shards are elsewhere", host.name, first - host.shards));
+            globals.note(format_args!("{}: {} of {} elsewhere", host.name, first - host.shards, count(first, "shard")));
         }
         if host.scheduling == Scheduling::Open {
             return Err(CliError::new(Exit::NotFound, format!("host '{}' was opened for work meanwhile", host.name))
@@ -142,9 +147,10 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
     }
     show(globals, &host)?;
     globals.note(format_args!(
-        "{} is empty after {:.1} s, {first} shards moved",
+        "{} is empty after {:.1} s, {} moved",
         host.name,
-        started.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64(),
+        count(first, "shard")
     ));
     globals.note(next(&host));
     Ok(())

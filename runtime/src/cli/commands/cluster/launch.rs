@@ -33,7 +33,7 @@ use crate::{
     cluster::{
         Cluster,
         file::{ClusterFile, SecurityMode},
-        size::seconds,
+        size::{count, seconds},
     },
     data_dir::private,
     error::{CliError, Exit},
@@ -113,10 +113,14 @@ pub fn run(globals: &Globals, verb: &LaunchVerb) -> Result<Exit, CliError> {
     let folder = Folder::make(args, &allocation)?;
     let topology = write_topology(globals, args, &allocation, &folder)?;
     globals.note(format_args!(
-        "job {job}{}: {} context hosts on {} nodes; topology, journal and logs in {}",
-        if allocation.restarts > 0 { format!(", queued again {} times", allocation.restarts) } else { String::new() },
-        allocation.nodes.iter().map(|node| node.tasks).sum::<usize>(),
-        allocation.nodes.len(),
+        "job {job}{}: {} on {}; topology, journal and logs in {}",
+        if allocation.restarts > 0 {
+            format!(", queued again {}", count(allocation.restarts as usize, "time"))
+        } else {
+            String::new()
+        },
+        count(allocation.nodes.iter().map(|node| node.tasks).sum(), "context host"),
+        count(allocation.nodes.len(), "node"),
         folder.0.display(),
     ));
     let globals = Globals { file: Some(topology), server: None, beside: None, ..globals.clone() };
@@ -455,9 +459,9 @@ impl<'a> Launched<'a> {
         let client = Client::find(self.globals)?;
         let ready = status.hosts.iter().filter(|host| host.health == HostHealth::Ready).count();
         self.globals.note(format_args!(
-            "cluster '{}' is ready: {ready} of {} hosts, admin API {}",
+            "cluster '{}' is ready: {ready} of {}, admin API {}",
             status.name,
-            status.hosts.len(),
+            count(status.hosts.len(), "host"),
             client.base()
         ));
         let file = self.globals.file.as_deref().unwrap_or(Path::new("")).display();

@@ -19,7 +19,7 @@ use super::offering::Offering;
 use crate::{
     api::admin::Waiting,
     certificates::{credentials, joining, renewal},
-    cluster::{Cluster, Host},
+    cluster::{Cluster, Host, size::count},
     data_dir::{self, LockRole, logs, start_file::StartFile},
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals, ReadFile},
@@ -207,7 +207,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         let tie = SupervisorTie::new(&cluster, &hosts, &args.join, (&agent, exits))?.certified_at(token_from);
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let manager = ServiceManager::of_environment()
-            .map(|manager| manager.ready(&format!("runs {} hosts of node {name}", hosts.len()), || true));
+            .map(|manager| manager.ready(&format!("runs {} of node {name}", count(hosts.len(), "host")), || true));
         let end = tokio::select! {
             () = agent.done() => AgentEnd::GivenUp,
             signal = signals.next() => AgentEnd::Signal(signal),

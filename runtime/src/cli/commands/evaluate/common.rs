@@ -49,5 +49,19 @@ pub fn question(record: &EvalRecord, method: Option<MethodConfig>, max_tokens: u
 /// A task's name, which a file may have chosen, as jobs can bear it.
 pub(crate) fn label(task: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    task.chars().map(plain).take(64).collect()
+    let label: String = task.chars().map(plain).take(64).collect();
+    match label.trim_matches('-') {
+        "" => label,
+        trimmed => trimmed.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::label;
+
+    #[test]
+    fn a_label_has_no_sign_at_its_ends() {
+        assert_eq!(["depth 0%", "niah_single", "%", "a/b"].map(label), ["depth-0", "niah_single", "-", "a-b"]);
+    }
 }

@@ -6,7 +6,7 @@ pub mod watch;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
+use asterism_actors::api::{FinishReason, JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
 use crate::{
@@ -15,14 +15,14 @@ use crate::{
         progress,
     },
     client::{Client, Following},
-    cluster::size::{grouped, span},
+    cluster::size::{count, grouped, span},
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::logging,
 };
-pub use input::read_contexts;
+pub use input::{read_contexts, read_query};
 pub use submit::{GenerationArgs, SubmitArgs, WaitArgs};
-use watch::times;
+use watch::{cut, times};
 pub use watch::{follow, outcome};
 
 /// `asterism job`
@@ -107,6 +107,7 @@ fn result(globals: &Globals, id: &str) -> Result<Exit, CliError> {
         Format::Table => output::print(&(status.text.clone() + "\n"))?,
         format => output::print_json(&status, format)?,
     }
+    cut(&status).into_iter().for_each(|words| globals.note(words));
     outcome(&status)
 }
 
@@ -114,19 +115,23 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
     if globals.format != Format::Table {
         return output::print_json(status, globals.format);
     }
+    let ended = match status.finish_reason {
+        Some(FinishReason::Length) => ", its most: the answer was cut there",
+        _ => "",
+    };
     let mut lines = vec![
         ("id", status.id.clone()),
         ("state", state(status)),
         ("age", age(status)),
         ("method", status.method.clone()),
         ("model", status.model.clone()),
-        ("context", format!("{} tokens", grouped(status.context_tokens))),
-        ("query", format!("{} tokens", grouped(status.query_tokens))),
-        ("generated", format!("{} tokens", grouped(status.generated_tokens))),
+        ("context", count(status.context_tokens, "token")),
+        ("query", count(status.query_tokens, "token")),
+        ("generated", count(status.generated_tokens, "token") + ended),
         ("time", times(status)),
     ];
     if status.reused_tokens > 0 {
-        lines.push(("reused", format!("{} tokens of the context, which hosts held", grouped(status.reused_tokens))));
+        lines.push(("reused", format!("{} of the context, which hosts held", count(status.reused_tokens, "token"))));
     }
     lines.extend(status.waiting.iter().map(|waiting| ("now", waiting.to_string())));
     lines.extend(status.session.iter().map(|session| ("session", session.clone())));
@@ -152,7 +157,7 @@ fn recovered(recovery: &RecoveryStatus) -> String {
     let RecoveryStatus { host, reason, silent_s, shards, recovered_s, .. } = recovery;
     let phase = output::lower(&recovery.phase);
     let outcome = recovered_s.map_or("not yet".into(), |seconds| format!("after {seconds:.2} s"));
-    format!("{host} lost while {phase} ({reason}, silent for {silent_s:.1} s), {shards} shards, {outcome}")
+    format!("{host} lost while {phase} ({reason}, silent for {silent_s:.1} s), {}, {outcome}", count(*shards, "shard"))
 }
 
 fn table(jobs: &[JobStatus]) -> Table {

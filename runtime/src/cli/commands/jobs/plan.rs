@@ -23,7 +23,7 @@ use crate::{
         Cluster, Host,
         file::Role,
         sample::sample,
-        size::{Tokens, bytes, duration, grouped},
+        size::{Tokens, bytes, count, duration, grouped},
     },
     data_dir::links,
     error::{CliError, Exit},
@@ -183,7 +183,11 @@ impl Planner {
         let message = format!(
             "--tokens {context} and --query-tokens {query} leave no room for an answer: {model} takes at most {maximum} in all{bound}"
         );
-        Err(CliError::of_code("context_too_long", message).hint("nothing was started"))
+        let hint = match maximum.saturating_sub(query + 1) {
+            0 => format!("give --query-tokens of less than {maximum}"),
+            most => format!("with that query give --tokens of at most {most}"),
+        };
+        Err(CliError::of_code("context_too_long", message).hint(hint))
     }
 
     /// Whether the plan is another one for a text of the same length.
@@ -237,8 +241,8 @@ impl Planner {
         let takes = calibration::find(&self.cluster, &self.model.checkpoint)
             .map(|speeds| format!(", in {}", duration(Forecast::of(&cost, &on, &speeds).encode_s)));
         format!(
-            "each question: {} tokens encoded again on the query host, {:.1} GFLOP{}",
-            grouped(refresh.tokens()),
+            "each question: {} encoded again on the query host, {:.1} GFLOP{}",
+            count(refresh.tokens(), "token"),
             flops as f64 / 1e9,
             takes.unwrap_or_default(),
         )
@@ -352,7 +356,7 @@ fn timed(rows: &mut [PlannedHost], forecast: &Forecast) -> String {
 }
 
 fn refused(error: &JobError) -> CliError {
-    CliError::of_code(error.code(), error).hint("nothing was started")
+    CliError::of_code(error.code(), error)
 }
 
 fn alternatives(found: &[Alternative]) -> Table {
@@ -372,11 +376,11 @@ fn alternatives(found: &[Alternative]) -> Table {
 
 fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {
     format!(
-        "{}: {} context tokens in {} shards, {} query tokens; {}{:.0}% of dense attention's pairs",
+        "{}: {} in {}, {}; {}{:.0}% of dense attention's pairs",
         plan.method.name,
-        grouped(plan.context_tokens),
-        plan.shards.len(),
-        grouped(query_tokens),
+        count(plan.context_tokens, "context token"),
+        count(plan.shards.len(), "shard"),
+        count(query_tokens, "query token"),
         if cost.at_most { "at most " } else { "" },
         100.0 * (1.0 - cost.sparsity()),
     )

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     arguments::{MethodArgs, PlacementArgs},
-    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts, watch},
+    job::{self, GenerationArgs, SubmitArgs, WaitArgs, read_contexts, read_query, watch},
 };
 use crate::{
     cli::{
@@ -19,7 +19,7 @@ use crate::{
         progress::{self, Progress},
     },
     client::{Client, PATIENCE},
-    cluster::size::{bytes, grouped, span},
+    cluster::size::{bytes, count, grouped, span},
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::logging,
@@ -256,6 +256,7 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
 
 fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
     let AskArgs { name, query, query_separator, generation, wait, keep, id } = args;
+    let query = read_query(&query, &format!("asterism session ask {name} \"QUESTION\""))?;
     let id = id.or_else(|| keep.then(own_id));
     let kept = id.clone().filter(|_| keep).map(|id| (name.clone(), id));
     let submit = SubmitArgs {
@@ -278,7 +279,7 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
     if let Some((name, job)) = kept.filter(|_| matches!(exit, Exit::Success)) {
         let request = AppendRequest { context: None, job: Some(job) };
         let status = append(globals, &Client::find(globals)?, &name, &request, false)?;
-        globals.note(format_args!("session {name} has {} tokens now", grouped(status.context_tokens)));
+        globals.note(format_args!("session {name} has {} now", count(status.context_tokens, "token")));
     }
     Ok(exit)
 }
@@ -297,15 +298,15 @@ fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
         ("session", status.name.clone()),
         ("state", lower(&status.state)),
         ("method", status.method.clone()),
-        ("context", format!("{} tokens", grouped(status.context_tokens))),
-        ("not encoded again", format!("{} tokens", grouped(status.cached_tokens))),
+        ("context", count(status.context_tokens, "token")),
+        ("not encoded again", count(status.cached_tokens, "token")),
         ("kv", bytes(status.kv_bytes)),
         ("questions", grouped(status.hits as usize)),
         ("encoding", format!("{:.2} s", status.encode_s)),
         ("ends in", span(status.expires_s)),
     ];
     let appending =
-        |appending: &Appending| ("appending", format!("up to {} tokens", grouped(appending.context_tokens)));
+        |appending: &Appending| ("appending", format!("up to {}", count(appending.context_tokens, "token")));
     lines.extend(status.appending.iter().map(appending));
     let failed = status.append_error.iter();
     lines.extend(failed.map(|error| ("not appended", format!("{} ({})", error.message, error.code))));

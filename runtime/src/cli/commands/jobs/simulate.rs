@@ -12,7 +12,7 @@ use clap::Args;
 use super::{arguments::MethodArgs, plan::Planner};
 use crate::{
     cli::output::{self, Table},
-    cluster::size::{Tokens, duration, grouped, up_to},
+    cluster::size::{Tokens, count, duration, grouped, up_to},
     data_dir::private,
     error::{CliError, Exit},
     globals::Globals,
@@ -97,7 +97,7 @@ pub fn run(globals: &Globals, args: &SimulateArgs) -> Result<Exit, CliError> {
     let method = args.method.resolve()?.unwrap_or_else(|| planner.method().clone());
     let ids: Vec<u32> = (0..args.tokens.0 as u32).map(|at| at.wrapping_mul(2_654_435_761) % 50_000).collect();
     let planning = Instant::now();
-    said.say(|| format!("planning {} tokens for {contexts} hosts", grouped(args.tokens.0)));
+    said.say(|| format!("planning {} for {}", count(args.tokens.0, "token"), count(contexts, "host")));
     let refused =
         |error: asterism_plan::PlanError| CliError::of_code(error.code(), &error).hint("nothing was simulated");
     let by_length = sweep(&ids, &method, &room).map_err(refused)?;
@@ -120,10 +120,11 @@ pub fn run(globals: &Globals, args: &SimulateArgs) -> Result<Exit, CliError> {
     fs::write(&args.svg, picture).map_err(|error| private::refused(&args.svg, "write", &error))?;
     output::print_rows(&run.timeline, globals.format, table)?;
     globals.note(format_args!(
-        "{name}: {} tokens in {} shards on {contexts} hosts; planned in {}, placed in {} with {:.1} MB more in memory; {} events in {}, \
+        "{name}: {} in {} on {}; planned in {}, placed in {} with {:.1} MB more in memory; {} events in {}, \
          {:.1} MB of journal",
-        grouped(args.tokens.0),
-        grouped(shards),
+        count(args.tokens.0, "token"),
+        count(shards, "shard"),
+        count(contexts, "host"),
         duration(planned.as_secs_f64()),
         duration(placed.as_secs_f64()),
         grown as f64 / 1e6,
@@ -133,8 +134,8 @@ pub fn run(globals: &Globals, args: &SimulateArgs) -> Result<Exit, CliError> {
     ));
     by_length.iter().for_each(|(length, seconds)| {
         globals.note(format_args!(
-            "phase 1 at {} tokens: {:.3} us a token, of all hosts",
-            grouped(*length),
+            "phase 1 at {}: {:.3} us a token, of all hosts",
+            count(*length, "token"),
             seconds * 1e6
         ));
     });
@@ -188,7 +189,8 @@ fn failed(failure: &LostHost) -> String {
     match shards {
         0 => format!("{host} failed at {at_s:.2} s with nothing of the job"),
         _ => format!(
-            "{host} failed at {at_s:.2} s with {shards} shards: known {}, encoded elsewhere {}, {held} its bound of {bound_s:.2} s",
+            "{host} failed at {at_s:.2} s with {}: known {}, encoded elsewhere {}, {held} its bound of {bound_s:.2} s",
+            count(*shards, "shard"),
             after(noticed_s),
             after(recovered_s),
         ),

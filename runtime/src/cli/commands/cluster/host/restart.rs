@@ -12,7 +12,7 @@ use clap::Args;
 use crate::{
     cli::output,
     client::Client,
-    cluster::size::seconds,
+    cluster::size::{count, seconds},
     error::{CliError, Exit},
     globals::Globals,
 };
@@ -59,7 +59,8 @@ fn restart_all(globals: &Globals, client: &Client, args: &RestartArgs) -> Result
         let is_another = now.pid != before[&host.name] && now.health == HostHealth::Ready;
         ended.push(if is_another { now } else { restart_one(globals, client, (&now, args))? });
     }
-    globals.note(format_args!("{} hosts were restarted in {:.1} s", ended.len(), started.elapsed().as_secs_f64()));
+    let (hosts, were) = (count(ended.len(), "host"), if ended.len() == 1 { "was" } else { "were" });
+    globals.note(format_args!("{hosts} {were} restarted in {:.1} s", started.elapsed().as_secs_f64()));
     Ok(ended)
 }
 
@@ -80,7 +81,8 @@ fn restart_one(
         if is_another && host.health == HostHealth::Ready && host.scheduling != Scheduling::Draining {
             let (gave, took) = (left.unwrap_or_default().as_secs_f64(), started.elapsed().as_secs_f64());
             globals.note(format_args!(
-                "{name}: gave {shards} shards away in {gave:.1} s, ready again after {took:.1} s (process {})",
+                "{name}: gave {} away in {gave:.1} s, ready again after {took:.1} s (process {})",
+                count(shards, "shard"),
                 host.pid.unwrap_or_default()
             ));
             return Ok(host);

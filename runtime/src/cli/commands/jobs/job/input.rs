@@ -9,7 +9,7 @@ use std::{
 use asterism_models::QuerySeparator;
 use serde::Deserialize;
 
-use crate::error::CliError;
+use crate::error::{CliError, wording::reworded};
 
 /// One question about one document.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -25,6 +25,9 @@ pub struct JobQuestion {
     pub query_separator: Option<QuerySeparator>,
 }
 
+/// How `job submit` is given its question.
+pub const QUERY_OPTION: &str = "--query TEXT";
+
 /// The question that `--context` and `--query` make.
 pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<JobQuestion, CliError> {
     let stdin_readers = contexts.iter().filter(|path| *path == "-").count() + usize::from(query == Some("-"));
@@ -37,7 +40,7 @@ pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<JobQuest
             .hint("asterism job submit --context FILE --query TEXT, or --input FILE.jsonl"));
     };
     let context = read_contexts(contexts)?;
-    Ok(JobQuestion { context, query: read_query(query)?, query_separator: None })
+    Ok(JobQuestion { context, query: read_query(query, QUERY_OPTION)?, query_separator: None })
 }
 
 /// The documents of these files, joined.
@@ -53,11 +56,14 @@ pub fn read_contexts(paths: &[String]) -> Result<String, CliError> {
     Ok(context)
 }
 
-/// The question as typed, or from standard input for `-`.
-pub fn read_query(query: &str) -> Result<String, CliError> {
-    let query = if query == "-" { text_of("-")? } else { query.to_owned() };
+/// The question as typed, or from standard input for `-`. `argument`: how it is given.
+pub fn read_query(query: &str, argument: &str) -> Result<String, CliError> {
+    let (from, query) = match query {
+        "-" => (": there is no text in standard input", text_of("-")?),
+        typed => ("", typed.to_owned()),
+    };
     if query.trim().is_empty() {
-        return Err(CliError::usage("the query is empty").hint("ask something with --query TEXT"));
+        return Err(CliError::usage(format!("the query is empty{from}")).hint(format!("ask something with {argument}")));
     }
     Ok(query)
 }
@@ -72,7 +78,8 @@ pub fn of_lines(path: &Path) -> Result<Vec<JobQuestion>, CliError> {
             CliError::usage(format!("{}, line {}: {cause}", path.display(), index + 1))
                 .hint("every line is an object with the strings input_context and input_query")
         };
-        let question: JobQuestion = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
+        let question: JobQuestion =
+            serde_json::from_str(line).map_err(|error| refused(reworded(&error.to_string())))?;
         if question.context.trim().is_empty() {
             return Err(refused("input_context is empty".into()));
         }

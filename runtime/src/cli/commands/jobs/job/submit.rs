@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::{
     input::{self, JobQuestion},
-    watch::{Interrupt, follow, outcome, times},
+    watch::{Interrupt, cut, follow, outcome, times},
 };
 use crate::{
     cli::{
@@ -181,7 +181,7 @@ pub fn watch(globals: &Globals, id: &str) -> Result<Exit, CliError> {
 fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
     let questions = match (&args.session, &args.input, &args.query) {
         (Some(_), _, Some(query)) => {
-            let asked = JobRequest::new(None, input::read_query(query)?.into());
+            let asked = JobRequest::new(None, input::read_query(query, input::QUERY_OPTION)?.into());
             return Ok(vec![request(args, &None, asked)]);
         }
         (Some(name), _, None) => {
@@ -244,6 +244,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         grouped(status.generated_tokens),
         times(status),
     ));
+    cut(status).into_iter().for_each(|words| globals.note(words));
     Ok(())
 }
 

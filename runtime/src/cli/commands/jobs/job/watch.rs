@@ -5,11 +5,12 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use asterism_actors::api::{JobEvent, JobState, JobStatus};
+use asterism_actors::api::{FinishReason, JobEvent, JobState, JobStatus};
 
 use crate::{
     cli::progress::Progress,
     client::{Client, Following},
+    cluster::size::count,
     error::{CliError, Exit},
     globals::{Globals, printable},
 };
@@ -136,6 +137,13 @@ fn report_what_goes_on() {
         eprintln!("\n{}", LEFT.lock().unwrap_or_else(PoisonError::into_inner));
         std::process::exit(Exit::Interrupted as i32);
     }
+}
+
+/// That an answer would have gone on, if it would.
+pub fn cut(status: &JobStatus) -> Option<String> {
+    let after = count(status.generated_tokens, "token");
+    let words = format!("the answer was cut after {after}: a larger --max-tokens lets it go on");
+    (status.finish_reason == Some(FinishReason::Length)).then_some(words)
 }
 
 /// Seconds by phase on one line.

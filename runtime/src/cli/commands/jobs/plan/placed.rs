@@ -15,7 +15,7 @@ use crate::{
     cluster::{
         Cluster, Host,
         file::{ComputeType, DType, Role},
-        size::{bytes, grouped},
+        size::{bytes, count, grouped},
     },
     error::{CliError, Exit},
     processes::{checkpoint, device},
@@ -94,7 +94,7 @@ impl<'a> Holders<'a> {
         let demands = self.demands(plan);
         let passed = explain(&wanted(plan, &demands, policy), &self.candidates(|at| self.free(at)), &placed);
         let lost = |NotTaken { hosts, why }: &NotTaken| format!("not on {}: {why}", names(hosts));
-        let words = format!("{} shards on {}", plan.shards.len(), names(&used));
+        let words = format!("{} on {}", count(plan.shards.len(), "shard"), names(&used));
         Ok([words].into_iter().chain(passed.iter().map(lost)).collect())
     }
 
@@ -130,7 +130,7 @@ impl<'a> Holders<'a> {
 
     fn refused(&self, plan: &Plan, policy: &PlacementPolicy, refusal: &PlacementRefusal) -> CliError {
         let PlacementRefusal::NotEnoughMemory { needed, largest, free, .. } = refusal else {
-            return CliError::new(Exit::Capacity, refusal).hint("nothing was started");
+            return CliError::new(Exit::Capacity, refusal);
         };
         let limits = free.iter().take(HOSTS_LISTED).map(|&(host, free)| {
             let Host { name, memory_limit, .. } = self.hosts[host];
@@ -164,7 +164,7 @@ impl<'a> Holders<'a> {
             0 => String::new(),
             tokens => format!(", or shorten the context to about {} tokens", grouped(tokens as usize)),
         };
-        format!("nothing was started; raise memory_limit to {} a host, or add hosts{shorter}", bytes(most))
+        format!("raise memory_limit to {} a host, or add hosts{shorter}", bytes(most))
     }
 }
 
@@ -222,7 +222,7 @@ pub fn query_memory(
                 grouped(tokens),
                 bytes(limit),
             );
-            let hint = format!("nothing was started; raise its memory_limit to {}", bytes(weights + kv));
+            let hint = format!("raise its memory_limit to {}", bytes(weights + kv));
             Err(CliError::new(Exit::Capacity, message).hint(hint))
         }
         _ => Ok((weights, kv)),
