@@ -249,13 +249,13 @@ fn a_host_that_never_becomes_ready() {
             .replace("role = \"query\"", "role = \"query\"\nnode = \"local\"")
     ));
     let arguments = ["up", "--detach", "--timeout", "3"];
+    let printed = place.says(&arguments);
     let told = place.run(&arguments);
     let told = String::from_utf8_lossy(&told.stderr);
     assert!(
         told.contains(" s: waiting for host 'context-far' (starting: it has not reached the supervisor)"),
         "{told}"
     );
-    let printed = place.says(&arguments);
     place.run(&["down"]);
     let (before, after) = printed.split_once("--join 127.0.0.1:").expect("an address");
     let after = after.trim_start_matches(|c: char| c.is_ascii_digit());

@@ -52,6 +52,8 @@ pub struct Client {
     agent: Agent,
     /// Whether it ever answered.
     answered: Arc<AtomicBool>,
+    /// Whether it answered last that it is another cluster's.
+    is_others: Arc<AtomicBool>,
     /// The data_dir of the `up` that starts the supervisor again, where one does.
     kept_in: Option<PathBuf>,
 }
@@ -123,17 +125,22 @@ impl Client {
                 .hint("name the authority of its certificate with --cacert FILE, or its cluster file with -f FILE"));
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
-        let (agent, answered) = (tls::agent(config.build(), trust.as_ref()), Arc::default());
-        let at = Arc::default();
-        Ok(Self { bases, at, token, cluster: None, place: None, request_timeout, agent, answered, kept_in: None })
+        let (at, cluster, place, kept_in) = Default::default();
+        let (agent, answered, is_others) = (tls::agent(config.build(), trust.as_ref()), Arc::default(), Arc::default());
+        Ok(Self { bases, at, token, cluster, place, request_timeout, agent, answered, is_others, kept_in })
     }
 
     /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
     pub fn may_come_back(&self) -> bool {
         match &self.kept_in {
             Some(folder) => data_dir::keeper(folder).is_some(),
-            None => self.answered.load(Ordering::SeqCst),
+            None => self.has_answered() && !self.is_others.load(Ordering::SeqCst),
         }
+    }
+
+    /// Whether anybody ever answered there.
+    pub fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::SeqCst)
     }
 
     /// The same server, asked with another patience.
@@ -280,6 +287,7 @@ impl Client {
             let what = format!("{} answered {status} and no error of ours", self.base());
             return Err((false, CliError::unreachable(what).hint("is that an asterism supervisor? check --server")));
         };
+        self.is_others.store(error.code == "other_cluster", Ordering::SeqCst);
         let elsewhere = ["standby", "journal_deposed"].contains(&error.code.as_str());
         let hint = next_step(&error.code).map(str::to_owned);
         Err((elsewhere, CliError { hint, ..CliError::of_code(&error.code, &error.message) }))

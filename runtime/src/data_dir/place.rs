@@ -51,7 +51,7 @@ fn resolved(path: &Path) -> std::path::PathBuf {
     let found = path.ancestors().find_map(|there| Some((there, fs::canonicalize(there).ok()?)));
     let Some((there, real)) = found else { return path.to_owned() };
     // Part by part: nothing behind it would leave a slash.
-    real.into_iter().chain(path.strip_prefix(there).expect("it is an ancestor")).collect()
+    real.iter().chain(path.strip_prefix(there).expect("it is an ancestor")).collect()
 }
 
 #[cfg(test)]

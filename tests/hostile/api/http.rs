@@ -1,6 +1,9 @@
 //! What every answer of the admin API has, and what no request may have.
 
-use std::fs;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec};
@@ -201,9 +204,11 @@ fn a_folder_whose_cluster_is_down_drives_no_other_of_its_name() {
     {
         let mut command = std::process::Command::new(BINARY);
         command.args(arguments).arg("-f").arg(&file).env_remove("ASTERISM_SERVER").current_dir(folder.path());
+        let began = Instant::now();
         let printed = command.output().expect("it runs");
         let words = String::from_utf8_lossy(&printed.stderr).into_owned();
         assert_eq!(printed.status.code(), Some(3), "{arguments:?}: {words}");
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody waits for it to become another: {words}");
         assert!(words.contains("runs from another data_dir than the one that the request is for"), "{words}");
         // Who names it means it.
         if arguments == ["status"] {

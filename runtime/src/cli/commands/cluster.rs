@@ -192,7 +192,7 @@ fn elsewhere(globals: &Globals, cluster: &Cluster) -> Result<(), CliError> {
                 "that folder was emptied or moved, or it is another cluster of this name: `asterism down --server {base}` stops it"
             )))
         }
-        Err(error) if error.exit == Exit::Unreachable && !client.may_come_back() => Ok(()),
+        Err(error) if error.exit == Exit::Unreachable && !client.has_answered() => Ok(()),
         Err(error) if error.exit == Exit::Unreachable => {
             Err(CliError { hint: Some(format!("`asterism down --server {}` stops it", client.base())), ..error })
         }
