@@ -175,7 +175,7 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_build_for_cpus_says_so() {
-        let stated = problems(&cluster("cuda:0"), &look());
+        let stated = problems(&cluster("cuda:0"), &GpuReport::of_this_machine());
         assert!(
             stated[0].contains("host 'context-0' computes on cuda:0") && stated[0].contains("for CPUs only"),
             "{stated:?}"
