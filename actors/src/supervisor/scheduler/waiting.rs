@@ -70,17 +70,16 @@ impl Waits<'_> {
         if self.hosts.is_booting(self.now, self.config.patience) {
             return self.awaited(|host, _| matches!(host.health, HostHealth::Starting | HostHealth::Loading));
         }
-        let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
         if let Some(QueuedFor::Context(_)) = context.queued_for() {
             return Some(Waiting::SameContext);
         }
-        if context.queued_for() == Some(QueuedFor::Hosts) {
-            return self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(context, refusal));
+        if context.queued_for() == Some(QueuedFor::Turn) {
+            let (before, running) = (self.contexts.before(context.number), running_contexts(self.contexts, self.jobs));
+            if before > 0 || running >= self.config.max_running {
+                return Some(Waiting::Turn { before, running });
+            }
         }
-        let (before, running) = (self.contexts.before(context.number), running_contexts(self.contexts, self.jobs));
-        if before > 0 || running >= self.config.max_running {
-            return Some(Waiting::Turn { before, running });
-        }
+        let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
         self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(context, refusal))
     }
 

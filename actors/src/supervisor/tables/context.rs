@@ -47,10 +47,9 @@ impl ShardLocation {
 }
 
 /// What a context waits for that has no hosts yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuedFor {
     /// Its turn.
-    #[default]
     Turn,
     /// A host with its labels: until one is there, others go before it.
     Hosts,
@@ -277,12 +276,11 @@ impl Context {
     /// encode than it does: then they are there as soon as if they were encoded twice.
     pub fn can_follow(&self, other: &Self, is_there: impl Fn(&ShardIdentity) -> bool) -> bool {
         let (own, others) = (&self.prepared.identities, &other.prepared.identities);
-        let both = own.iter().zip(others.iter());
-        let shared: Vec<_> = both.filter(|(own, other)| own == other).map(|(own, _)| own).collect();
+        let shared = || own.iter().zip(others.iter()).filter(|(own, other)| own == other).map(|(own, _)| own);
         let is_as_urgent = self.prepared.background || !other.prepared.background;
         let is_as_soon = other.weight.work <= self.weight.work + self.weight.work / 4;
-        let comes = 2 * shared.len() >= own.len() && !shared.into_iter().all(is_there);
-        self.number != other.number && is_as_urgent && is_as_soon && comes
+        let comes = || 2 * shared().count() >= own.len() && !shared().all(is_there);
+        self.number != other.number && is_as_urgent && is_as_soon && comes()
     }
 
     /// How far it is.

@@ -120,15 +120,15 @@ struct ContextIndexKeys {
 
 impl ContextIndexKeys {
     fn of(context: &Context) -> Self {
-        let (placed, queued_for) = (context.is_placed(), context.queued_for());
+        let (placed, queued_for, stage) = (context.is_placed(), context.queued_for(), context.stage());
         Self {
             key: context.prepared.key.clone(),
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
             aside: (queued_for == Some(QueuedFor::Hosts)).then(|| context.prepared.placement.labels.clone()),
             leader: if let Some(QueuedFor::Context(leader)) = queued_for { Some(leader) } else { None },
-            coming: context.prepared.identities.first().copied().filter(|_| context.stage() == Stage::Encoding),
+            coming: context.prepared.identities.first().copied().filter(|_| stage == Stage::Encoding),
             session: matches!(context.owner, ContextOwner::Session(_)),
-            stage: context.stage(),
+            stage,
             was_ready: context.was_ready(),
             incomplete: context
                 .placed()
@@ -344,7 +344,9 @@ impl Contexts {
 
     /// Contexts that waited for another one that is encoded no longer: it is ready, or gone.
     pub fn freed_followers(&self) -> Vec<u64> {
-        let is_coming = |leader: &u64| self.get(*leader).is_some_and(|leader| leader.stage() == Stage::Encoding);
+        let first = |leader: &u64| self.get(*leader)?.prepared.identities.first();
+        let coming = |leader: &u64| self.index.coming.get(first(leader)?);
+        let is_coming = |leader: &u64| coming(leader).is_some_and(|coming| coming.contains(leader));
         let freed = self.index.followers.iter().filter(|(leader, _)| !is_coming(leader));
         freed.flat_map(|(_, followers)| followers.iter().copied()).collect()
     }
