@@ -25,7 +25,7 @@ use crate::api::{
         },
     },
 };
-use crate::error::wording::{nearest, reworded};
+use crate::error::wording::reworded;
 
 /// Most values of a request: texts are bounded with its bytes.
 const MOST_MESSAGES_VALUES: usize = 65_536;
@@ -105,10 +105,7 @@ impl MessagesRequest {
 /// That a field is missing, with the one that was perhaps to be it.
 fn missing(fields: &Map<String, Value>, name: &'static str, message: &str) -> Refusal {
     let is_own = |given: &str| is_known(given) || OWN.contains(&given) || TAKEN.contains(&given);
-    match fields.keys().find(|given| !is_own(given) && nearest(given, [name]).is_some()) {
-        Some(given) => refusal::unknown(given, [name]),
-        None => Refusal::invalid(name, message),
-    }
+    refusal::missing(name, message, fields.keys().map(String::as_str).filter(|given| !is_own(given)))
 }
 
 /// How a request is answered, under the names of a chat's fields.

@@ -121,6 +121,18 @@ pub fn unsupported(field: &str, expected: &str) -> Refusal {
     Refusal::with(StatusCode::BAD_REQUEST, body)
 }
 
+/// Names of a request that are compared with one that it lacks.
+const MOST_COMPARED: usize = 64;
+
+/// That a field is missing, in these words, or the one of those that nobody knows that was perhaps to be it.
+pub fn missing<'a>(name: &'static str, words: &str, unknown: impl Iterator<Item = &'a str>) -> Refusal {
+    let meant = unknown.take(MOST_COMPARED).find(|given| nearest(given, [name]).is_some());
+    match meant {
+        Some(given) => self::unknown(given, [name]),
+        None => Refusal::invalid(name, words),
+    }
+}
+
 /// A field that nobody knows, among those that are known.
 pub fn unknown<'a>(field: &str, known: impl IntoIterator<Item = &'a str>) -> Refusal {
     let meant = nearest(field, known).map_or("leave it out".to_owned(), |known| format!("did you mean {known}?"));

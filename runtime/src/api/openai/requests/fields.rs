@@ -19,7 +19,7 @@ use crate::api::{
     http::error::Refusal,
     openai::{Checked, refusal},
 };
-use crate::error::wording::{nearest, reworded};
+use crate::error::wording::reworded;
 
 /// Fields that texts come in.
 const TEXTS: [&str; 4] = ["prompt", "context", "messages", "input"];
@@ -104,12 +104,8 @@ impl Fields {
 
     /// That a field is missing, with the one that was perhaps to be it.
     pub fn missing(&self, name: &'static str) -> Refusal {
-        let is_meant =
-            |given: &&String| !is_known(given) && !TEXTS.contains(&given.as_str()) && nearest(given, [name]).is_some();
-        match self.rest.keys().find(is_meant) {
-            Some(given) => refusal::unknown(given, [name]),
-            None => Refusal::invalid(name, format!("there are no {name}")),
-        }
+        let unknown = self.rest.keys().map(String::as_str).filter(|given| !is_known(given) && !TEXTS.contains(given));
+        refusal::missing(name, &format!("there are no {name}"), unknown)
     }
 
     /// Refuses what is left, unless it asks for nothing.
