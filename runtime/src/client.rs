@@ -278,6 +278,7 @@ impl Client {
     /// An answer that is a success; else why it is none, and whether another supervisor is to be asked.
     fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, (bool, CliError)> {
         self.answered.store(true, Ordering::SeqCst);
+        self.is_others.store(false, Ordering::SeqCst);
         if answer.status().is_success() {
             return Ok(answer);
         }

@@ -87,15 +87,15 @@ fn phase(host: &HostStatus) -> &'static str {
 
 /// What is waited for, in words; nothing where all is there.
 pub fn awaited(status: &ClusterStatus) -> Option<String> {
-    let late: Vec<&HostStatus> = status.hosts.iter().filter(|host| host.health != HostHealth::Ready).collect();
-    let Some(first) = late.first() else {
+    let mut late = status.hosts.iter().filter(|host| host.health != HostHealth::Ready);
+    let Some(first) = late.next() else {
         let test = status.self_test.as_ref().filter(|_| !status.is_settled())?;
         return Some(match &test.doing {
             Some(doing) => format!("the self-test: {doing}"),
             None => "the self-test".into(),
         });
     };
-    let others = match late.len() - 1 {
+    let others = match late.count() {
         0 => String::new(),
         more => format!(" and {more} more of {}", status.hosts.len()),
     };
@@ -107,18 +107,19 @@ pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliErro
     let phase = phase(host);
     let log = data_dir::log_of(cluster, &host.name);
     let local = local_hosts(cluster).iter().any(|local| local.name == host.name);
-    let lost = cluster.host(&host.name).and_then(|host| {
-        let (place, error) = (&host.address.place, host.address.place.resolve().err()?);
-        Some(format!("its node's address '{place}' is a name that has none here: {error}"))
-    });
+    let nameless = || {
+        let place = &cluster.host(&host.name)?.address.place;
+        Some(format!("its node's address '{place}' is a name that has none here: {}", place.resolve().err()?))
+    };
     let cause = match &host.cause {
         Some(cause) => cause.clone(),
-        None if !local && lost.is_some() => lost.unwrap_or_default(),
-        None if !local => format!(
-            "nobody started it on its node; run `asterism node --join {} --name {} -f FILE` there",
-            data_dir::running(&cluster.data_dir).map_or(cluster.listen, |record| record.listen),
-            host.node
-        ),
+        None if !local => nameless().unwrap_or_else(|| {
+            format!(
+                "nobody started it on its node; run `asterism node --join {} --name {} -f FILE` there",
+                data_dir::running(&cluster.data_dir).map_or(cluster.listen, |record| record.listen),
+                host.node
+            )
+        }),
         None => match data_dir::last_line(&log) {
             Some(line) => format!("its log ends with: {line}"),
             None => "its process is alive and silent; the machine may be overloaded".into(),

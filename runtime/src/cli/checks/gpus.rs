@@ -1,5 +1,7 @@
 //! The GPUs of this machine, and why a host cannot compute on one. Opens none to compute.
 
+use std::cell::LazyCell;
+
 use serde::Serialize;
 
 use crate::{
@@ -90,16 +92,13 @@ impl GpuReport {
 /// Refuses hosts of this machine that are to compute on GPUs that it does not have.
 pub fn there(cluster: &Cluster) -> Result<(), CliError> {
     let hosts = local_hosts(cluster);
-    let each = hosts.iter().flat_map(|host| host.devices.all().iter().map(move |device| (host, *device)));
-    let mut wanted = each.filter_map(|(host, device)| match device {
-        Device::Cuda(index) => Some((host, device, index)),
+    let mut each = hosts.iter().flat_map(|host| host.devices.all().iter().map(move |device| (host, *device)));
+    // Who has no host on a GPU needs no driver.
+    let gpus = LazyCell::new(GpuReport::of_this_machine);
+    let troubled = each.find_map(|(host, device)| match device {
+        Device::Cuda(index) => Some((host, device, gpus.trouble_of(index)?)),
         Device::Cpu => None,
     });
-    let Some(first) = wanted.next() else { return Ok(()) };
-    let gpus = GpuReport::of_this_machine();
-    let troubled = std::iter::once(first)
-        .chain(wanted)
-        .find_map(|(host, device, index)| Some((host, device, gpus.trouble_of(index)?)));
     troubled.map_or(Ok(()), |(host, device, trouble)| {
         Err(CliError::usage(format!("host '{}' is to compute on {device}; {trouble}", host.name))
             .hint("write device = \"cpu\", or name a GPU of this machine: `asterism doctor` lists them"))
