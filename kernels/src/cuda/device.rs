@@ -221,7 +221,7 @@ impl Device {
     }
 
     /// Whether code for sm_90a runs.
-    pub(super) fn is_hopper(&self) -> bool {
+    pub fn is_hopper(&self) -> bool {
         self.code == driver::GpuCode::Warpgroups
     }
 
