@@ -28,8 +28,8 @@ AT_ONCE = 0.001
 
 
 class Load:
-    def __init__(self, api, until, temperature):
-        self.api, self.until, self.temperature, self.lock = api, until, temperature, threading.Lock()
+    def __init__(self, api, until, fields):
+        self.api, self.until, self.fields, self.lock = api, until, fields, threading.Lock()
         self.first, self.between, self.beside, self.whole, self.pieces = [], [], [], [], []
         self.answered, self.tokens, self.refused, self.failed = 0, 0, 0, []
         self.long_runs = threading.Event()
@@ -42,7 +42,7 @@ class Load:
         None where it was refused as announced."""
         connection = http.client.HTTPConnection(*self.api, timeout=REQUEST_TIMEOUT)
         body = {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "What is the number?"}], "stream": True,
-                "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True, "logprobs": True, "temperature": self.temperature}
+                "stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True, "logprobs": True, **self.fields}
         began = last = time.monotonic()
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -150,7 +150,7 @@ def main():
     arguments.add_argument("--tokens", type=int, default=2000)
     arguments.add_argument("--long", type=int, default=13000, help="tokens of the long document; 0: none")
     arguments.add_argument("--answer", type=int, default=16, help="tokens that each short request asks for")
-    arguments.add_argument("--temperature", type=float, default=0)
+    arguments.add_argument("--fields", type=json.loads, default={}, help='further fields of each request, such as {"temperature": 0.8}')
     arguments.add_argument("--seconds", type=float, default=300)
     arguments.add_argument("--queue", type=int, default=1024)
     arguments.add_argument("--contexts", type=int, default=2, help="context hosts")
@@ -168,7 +168,7 @@ def main():
 
 def measure(given, record):
     host, _, port = record["api"].rpartition(":")
-    load, times, rss = Load((host, int(port)), time.monotonic() + given.seconds, given.temperature), [], []
+    load, times, rss = Load((host, int(port)), time.monotonic() + given.seconds, given.fields), [], []
     began = time.monotonic()
     threads = [threading.Thread(target=client, args=(load, number, given.tokens, given.answer)) for number in range(given.clients)]
     threads.append(threading.Thread(target=long, args=(load, given.long, times)))
