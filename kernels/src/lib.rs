@@ -29,8 +29,8 @@ pub use dtype::{DType, KvFormat, KvType};
 pub use error::KernelError;
 pub use group::{DeviceGroup, GroupKv, GroupLinear, GroupTensor, check_heads};
 pub use operands::{
-    Activation, Ask, BlockFormat, Extra, Heads, KeySets, Mask, Merging, Nucleus, NucleusCut, RowChoice, RowToken,
-    Selection, StepSequence, Stored, TokenChoice, merging, packed,
+    Activation, Ask, BlockFormat, Extra, Heads, KeySets, LogitChange, Mask, Merging, Nucleus, NucleusCut, RowChoice,
+    RowShape, RowToken, Selection, StepSequence, Stored, TokenChoice, merging, packed,
 };
 pub use priority::{PriorityGuard, Quanta, Quantum, Rank, Steps};
 pub use sparse::{FlexRule, Selector, StripeRule, VerticalSlashRule};

@@ -17,7 +17,7 @@ pub use key_sets::{KeySets, Selection};
 pub use mask::Mask;
 pub use merging::Merging;
 pub use packed::Ask;
-pub use sampling::{Nucleus, NucleusCut, RowChoice, RowToken, TokenChoice};
+pub use sampling::{LogitChange, Nucleus, NucleusCut, RowChoice, RowShape, RowToken, TokenChoice};
 pub use step::StepSequence;
 pub use stored::{BlockFormat, Stored};
 pub(crate) use stored::{Packing, SUB, sub_block};

@@ -10,7 +10,8 @@
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
 //! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
-//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device), `drawn/COUNT/TOKENS` (the same, each token drawn), `guesses/METHOD/TOKENS` (whether rows have the same bits
+//! `jobs/COUNT/TOKENS` (a row of each, the next token chosen on the device), `drawn/COUNT/TOKENS` (the same, each token drawn),
+//! `shaped/COUNT/TOKENS` (drawn of half of the tokens, 200 of them less likely), `guesses/METHOD/TOKENS` (whether rows have the same bits
 //! in steps that bring wrong guesses behind them, and what a step takes by its rows) or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
@@ -21,7 +22,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use asterism_kernels::{
-    Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, KvFormat, NucleusCut, RowChoice, RowToken, TokenChoice,
+    Backend, BlockFormat, Cuda, CudaOptions, DType, DeviceGroup, KvFormat, LogitChange, NucleusCut, RowChoice,
+    RowShape, RowToken, TokenChoice,
 };
 use asterism_models::{
     Checkpoint, Decoder, DecoderParts, EncodedShard, Generator, KnownShape, LocalContext, StepPart, TeamContext,
@@ -39,8 +41,18 @@ const ALONE: usize = 6;
 const SPECULATING: [[usize; 2]; 8] = [[1, 3], [2, 0], [1, 15], [4, 4], [1, 0], [16, 0], [7, 9], [3, 1]];
 /// Rows of steps of one job that are timed.
 const ROWS_TIMED: [usize; 6] = [1, 2, 4, 8, 16, 24];
+/// Tokens that are made less likely where rows are changed.
+const LESS_LIKELY: usize = 200;
 /// Tokens of a question, as the plan is made for it.
 const QUERY: usize = 16;
+
+/// How tokens of jobs are chosen.
+#[derive(Clone, Copy)]
+enum Choosing {
+    Likeliest,
+    Drawn,
+    Shaped,
+}
 
 /// Pairs of a row and a key that one GPU attended to.
 struct Pairs(u64);
@@ -86,11 +98,12 @@ fn run<B: Backend>(
             "prefill" => devices.prefill(method(how)?, tokens)?,
             "decode" => devices.decode(method(how)?, tokens, false)?,
             "shared" => devices.decode(method(how)?, tokens, true)?,
-            "jobs" => devices.jobs(how.parse()?, tokens, false)?,
-            "drawn" => devices.jobs(how.parse()?, tokens, true)?,
+            "jobs" => devices.jobs(how.parse()?, tokens, Choosing::Likeliest)?,
+            "drawn" => devices.jobs(how.parse()?, tokens, Choosing::Drawn)?,
+            "shaped" => devices.jobs(how.parse()?, tokens, Choosing::Shaped)?,
             "guesses" => devices.guesses(method(how)?, tokens)?,
             "company" => devices.company(method(how)?, tokens)?,
-            _ => bail!("{case}: prefill, decode, shared, jobs, drawn, guesses or company"),
+            _ => bail!("{case}: prefill, decode, shared, jobs, drawn, shaped, guesses or company"),
         };
         let used = used(devices.home().backend())?;
         let line = json!({
@@ -311,14 +324,24 @@ impl<B: Backend> Devices<B> {
         Ok(json!({"rows": rows, "differ": differ, "steps": steps}))
     }
 
+    /// Half of the tokens, another one for each job, and what makes some of them less likely.
+    fn half(&self, job: usize) -> RowShape {
+        let vocab = self.home().config().vocab;
+        let words = (0..vocab.div_ceil(32)).map(|at| if (at + job).is_multiple_of(2) { u32::MAX } else { 0 });
+        let less = |at: usize| LogitChange { presence: 0.5, ..LogitChange::none((at * (vocab / LESS_LIKELY)) as u32) };
+        RowShape { changes: (0..LESS_LIKELY).map(less).collect(), allowed: Some(words.collect()) }
+    }
+
     /// Steps of several jobs together, whose tokens are chosen on the device, greedily or drawn with probabilities of five others told;
     /// whether some of them have the same bits alone.
-    fn jobs(&self, count: usize, tokens: usize, is_drawn: bool) -> Result<Value> {
+    fn jobs(&self, count: usize, tokens: usize, choosing: Choosing) -> Result<Value> {
         let cut = NucleusCut { temperature: 0.8, top_k: 0, top_p: 0.95, min_p: 0.0 };
         let part = |at: usize, job: usize| ((at * count + job) as f64 * 0.618_033_988_749_895).fract();
-        let choice = |at: usize, job: usize| match is_drawn {
-            true => RowChoice { token: TokenChoice::Drawn(cut, part(at, job)), top: 5 },
-            false => RowChoice::likeliest(),
+        let drawn = |at: usize, job: usize| TokenChoice::Drawn(cut, part(at, job));
+        let choice = |at: usize, job: usize| match choosing {
+            Choosing::Likeliest => RowChoice::likeliest(),
+            Choosing::Drawn => RowChoice { token: drawn(at, job), shape: None, top: 5 },
+            Choosing::Shaped => RowChoice { token: drawn(at, job), shape: Some(self.half(job)), top: 0 },
         };
         let choices = |at: usize| -> Vec<RowChoice> { (0..count).map(|job| choice(at, job)).collect() };
         let home = self.home();

@@ -7,7 +7,7 @@ mod next_tokens;
 mod parameters;
 mod shaping;
 
-use asterism_kernels::{Nucleus, TokenChoice};
+use asterism_kernels::{Nucleus, RowChoice, RowShape, TokenChoice};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -51,7 +51,7 @@ impl Sampler {
             None => greedy(logits),
             Some(mask) => likeliest_within(logits, mask),
         };
-        let shaped = self.shaper.as_ref().map(|shaper| shaper.shaped(logits));
+        let shaped = shape_by(self.shaper.as_ref()).map(|shape| shape.of(logits));
         let logits = shaped.as_deref().unwrap_or(logits);
         if self.sampling.temperature == 0.0 {
             return likeliest(logits);
@@ -70,14 +70,23 @@ impl Sampler {
         self.shaper.iter_mut().for_each(|shaper| shaper.accept(id));
     }
 
-    /// What the next tokens are chosen by of rows of logits that stay as they are: nothing where something changes them first.
-    pub fn choices(&self, count: usize) -> Option<Vec<TokenChoice>> {
+    /// What the next token is chosen by, and those behind each of `guesses` where it and all before it are right.
+    pub fn choices(&self, guesses: &[u32]) -> Vec<RowChoice> {
         let mut random = self.random.clone();
-        let mut next = |_| match self.sampling.temperature {
-            0.0 => TokenChoice::Likeliest,
-            _ => TokenChoice::Drawn(self.sampling.nucleus_cut(), random.random()),
+        let mut next = |shaper: Option<&Shaper>| {
+            let token = match self.sampling.temperature {
+                0.0 => TokenChoice::Likeliest,
+                _ => TokenChoice::Drawn(self.sampling.nucleus_cut(), random.random()),
+            };
+            RowChoice { token, shape: shape_by(shaper), top: 0 }
         };
-        self.shaper.is_none().then(|| (0..count).map(&mut next).collect())
+        let mut choices = vec![next(self.shaper.as_ref())];
+        let mut ahead = self.shaper.as_ref().filter(|_| !guesses.is_empty()).cloned();
+        for guess in guesses {
+            ahead.iter_mut().for_each(|shaper| shaper.accept(*guess));
+            choices.push(next(ahead.as_ref()));
+        }
+        choices
     }
 
     /// The next token was chosen by the first of [`Self::choices`].
@@ -86,6 +95,10 @@ impl Sampler {
             let _: f64 = self.random.random();
         }
     }
+}
+
+fn shape_by(shaper: Option<&Shaper>) -> Option<RowShape> {
+    shaper.map(|shaper| RowShape { changes: shaper.changes(), allowed: None })
 }
 
 /// The likeliest of those that may come. Where those are many, the likeliest of all is one of them mostly.
@@ -115,7 +128,6 @@ fn greedy(logits: &[f32]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use asterism_kernels::RowChoice;
     use serde_json::json;
 
     use super::*;
@@ -189,14 +201,48 @@ mod tests {
             let mut sampler = Sampler::new(sampling.clone());
             let drawn = draws(sampling, &logits, 40);
             for (at, ahead) in [(0, 1), (1, 16), (17, 3), (20, 20)] {
-                let choices = sampler.choices(ahead).unwrap();
-                let of = |token: &TokenChoice| RowChoice { token: *token, top: 0 }.of(&logits).token;
-                assert_eq!(choices.iter().map(of).collect::<Vec<_>>(), drawn[at..at + ahead], "{temperature}");
+                let choices = sampler.choices(&vec![0; ahead - 1]);
+                let drawn_ahead: Vec<u32> = choices.iter().map(|choice| choice.of(&logits).token).collect();
+                assert_eq!(drawn_ahead, drawn[at..at + ahead], "{temperature}");
                 (0..ahead).for_each(|_| sampler.chose());
             }
         }
-        let shaped = Sampling { presence_penalty: 1.0, ..Sampling::default() };
-        assert_eq!(Sampler::new(shaped).choices(1), None);
+    }
+
+    #[test]
+    fn choices_behind_guesses_are_what_the_sampler_takes_once_they_are_right() {
+        let logits: Vec<f32> = (0..80).map(|i| (i * 7919 % 64) as f32 / 9.0 - 3.0).collect();
+        for temperature in [0.0, 0.9] {
+            let sampling = Sampling {
+                temperature,
+                repetition_penalty: 1.3,
+                presence_penalty: 0.4,
+                frequency_penalty: 0.7,
+                min_tokens: 6,
+                logit_bias: [(63, 1.5), (5, -1.0)].into(),
+                seed: 9,
+                ..Sampling::default()
+            };
+            let (question, eos) = ([3, 63, 12], [61, 200]);
+            let mut sampler = Sampler::asked(sampling.clone(), &question, &eos);
+            let mut answer = Vec::new();
+            for _ in 0..24 {
+                let id = sampler.next(&logits);
+                sampler.accept(id);
+                answer.push(id);
+            }
+            assert!(temperature > 0.0 || answer[..6].iter().all(|id| *id != 61));
+            let mut sampler = Sampler::asked(sampling, &question, &eos);
+            for (at, ahead) in [(0, 8), (8, 1), (9, 15)] {
+                let choices = sampler.choices(&answer[at..at + ahead - 1]);
+                let chosen: Vec<u32> = choices.iter().map(|choice| choice.of(&logits).token).collect();
+                assert_eq!(chosen, answer[at..at + ahead]);
+                for id in chosen {
+                    sampler.chose();
+                    sampler.accept(id);
+                }
+            }
+        }
     }
 
     #[test]

@@ -63,6 +63,15 @@ struct PartLogits {
     last: Vec<LastRow>,
 }
 
+/// What a part's tokens are chosen of: so many rows, if any.
+enum Source {
+    Nothing,
+    /// Those that the device looks at.
+    Device(usize),
+    /// Those of which the host has all logits.
+    Logits(usize),
+}
+
 /// What a part comes to.
 type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
 
@@ -321,38 +330,52 @@ impl<B: Backend> Engine<B> {
             scored.push(of.map_or(Ok(Vec::new()), |(x, generation)| scored_tokens(decoder, generation, (x, *rows))));
         }
         // A device that works off a queue chooses tokens itself, and hands over no logits.
-        let choices = |job: &u64| generations.get(job).filter(|_| decoder.backend().queues())?.choices();
-        let choices: Vec<Option<Vec<RowChoice>>> = chosen.iter().map(|(job, _)| choices(job)).collect();
-        let mut last = Vec::with_capacity(ends.len());
-        for ((end, (job, _)), token) in parts().zip(tokens) {
-            let rows = generations.get(job).filter(|_| *token).map_or(0, Generation::drawn_rows);
-            last.push(end.as_ref().map_or(Ok(Vec::new()), |x| last_rows(decoder.backend(), x, rows))?);
-        }
         let (mut by_device, mut asked, mut by_logits) = (Vec::new(), Vec::new(), Vec::new());
-        for (rows, choices) in last.iter().zip(&choices) {
-            match choices {
-                Some(choices) => {
-                    by_device.extend(rows);
-                    asked.extend(&choices[..rows.len()]);
+        let mut sources = Vec::with_capacity(ends.len());
+        for ((end, (job, _)), token) in parts().zip(tokens) {
+            let Some((x, generation)) = end.as_ref().ok().zip(generations.get_mut(job)).filter(|_| *token) else {
+                sources.push(Ok(Source::Nothing));
+                continue;
+            };
+            let rows = generation.drawn_rows();
+            let choices = if decoder.backend().queues() { generation.choices() } else { Ok(None) };
+            sources.push(match choices {
+                Ok(Some(choices)) => {
+                    by_device.extend(last_rows(decoder.backend(), x, rows)?);
+                    asked.extend(choices);
+                    Ok(Source::Device(rows))
                 }
-                None => by_logits.extend(rows),
-            }
+                Ok(None) => {
+                    by_logits.extend(last_rows(decoder.backend(), x, rows)?);
+                    Ok(Source::Logits(rows))
+                }
+                Err(error) => Err(error),
+            });
         }
-        let drawn = if by_device.is_empty() { Vec::new() } else { decoder.choose_last(&by_device, &asked)? };
-        let logits = if by_logits.is_empty() { Vec::new() } else { decoder.last_logits(&by_logits)? };
+        let drawn = match &by_device.iter().collect::<Vec<_>>()[..] {
+            [] => Vec::new(),
+            rows => decoder.choose_last(rows, &asked)?,
+        };
+        let logits = match &by_logits.iter().collect::<Vec<_>>()[..] {
+            [] => Vec::new(),
+            rows => decoder.last_logits(rows)?,
+        };
         let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Chosen));
         let mut logits = logits.into_iter().map(|row| row.map(LastRow::Logits));
-        let mut all = Vec::with_capacity(ends.len());
-        for (((end, scored), last), choices) in ends.into_iter().zip(scored).zip(&last).zip(&choices) {
-            if let Err(error) = end {
-                all.push(Err(error));
-                continue;
-            }
-            let next = |_| if choices.is_some() { drawn.next() } else { logits.next() };
-            let last: Result<Vec<LastRow>, ModelError> = last.iter().filter_map(next).collect();
-            all.push(Ok(last.and_then(|last| Ok(PartLogits { scored: scored?, last }))));
-        }
-        Ok(all)
+        let mut last = |source| {
+            // All of a part's rows, also behind one that failed.
+            let rows: Vec<Result<LastRow, ModelError>> = match source {
+                Source::Nothing => Vec::new(),
+                Source::Device(rows) => drawn.by_ref().take(rows).collect(),
+                Source::Logits(rows) => logits.by_ref().take(rows).collect(),
+            };
+            rows.into_iter().collect::<Result<Vec<_>, _>>()
+        };
+        let each = ends.into_iter().zip(scored).zip(sources);
+        let part = |((end, scored), source): ((Result<_, _>, Result<_, _>), Result<_, ModelError>)| {
+            end.map(|_: B::Tensor| Ok(PartLogits { last: source.and_then(&mut last)?, scored: scored? }))
+        };
+        Ok(each.map(part).collect())
     }
 
     fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use asterism_kernels::{Backend, RowChoice, RowToken, TokenChoice};
 use asterism_models::{
     CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, Logprobs, ModelError, Sampler, StepPart,
-    TextStream,
+    TextStream, TokenMask,
 };
 use tokio::time::Instant;
 
@@ -36,6 +36,8 @@ pub struct Generation<B: Backend> {
     /// What holds the answer to its form, if it has one, and has to be waited for first.
     guide: Option<Guide>,
     forming: Option<PendingGuide>,
+    /// What the mask of the next token took.
+    masked: Duration,
     /// What holding it to its form took: a mask, and taking in the token that came of it.
     masks: DurationHistogram,
     text: TextStream,
@@ -123,6 +125,7 @@ impl<B: Backend> Generation<B> {
             sampler: Sampler::asked(sampling, &ids, &model.decoder.config().eos),
             guide: None,
             forming,
+            masked: Duration::ZERO,
             masks: DurationHistogram::default(),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             calls,
@@ -229,7 +232,7 @@ impl<B: Backend> Generation<B> {
 
     /// What is asked of the row that tells how likely a token of the question was.
     pub fn scoring(&self, id: u32) -> RowChoice {
-        RowChoice { token: TokenChoice::Known(id), top: self.top() }
+        RowChoice { token: TokenChoice::Known(id), shape: None, top: self.top() }
     }
 
     /// The logarithms of probabilities of a token of the question, whose row went through.
@@ -252,13 +255,37 @@ impl<B: Backend> Generation<B> {
         std::mem::take(&mut self.took)
     }
 
-    /// What is asked of the rows that its next tokens are drawn of, where they are chosen of logits as they are.
-    pub fn choices(&self) -> Option<Vec<RowChoice>> {
-        let drawn = self.guide.is_none().then(|| self.sampler.choices(self.drawn_rows())).flatten()?;
-        let known = self.known().iter().map(|id| TokenChoice::Known(*id)).map(Some).chain(std::iter::repeat(None));
-        let choice =
-            |(drawn, known): (TokenChoice, Option<_>)| RowChoice { token: known.unwrap_or(drawn), top: self.top() };
-        Some(drawn.into_iter().zip(known).map(choice).collect())
+    /// What is asked of the rows that its next tokens are drawn of. None where logits have to be looked at: which tokens may follow guesses
+    /// of an answer with a form is only known once they are right.
+    ///
+    /// # Errors
+    /// [`ModelError::Constraint`] where nothing may come next.
+    pub fn choices(&mut self) -> Result<Option<Vec<RowChoice>>, ModelError> {
+        if self.guide.is_some() && self.guessed > 0 {
+            return Ok(None);
+        }
+        let mut choices = self.sampler.choices(&self.ids[self.ids.len() - self.guessed..]);
+        if let Some(mask) = self.next_mask()? {
+            choices[0].shape.get_or_insert_default().allowed = Some(mask.words().to_vec());
+        }
+        let known = self.order.generated.get(self.tokens..).unwrap_or_default();
+        choices.iter_mut().zip(known).for_each(|(choice, id)| choice.token = TokenChoice::Known(*id));
+        let top = self.top();
+        choices.iter_mut().for_each(|choice| choice.top = top);
+        Ok(Some(choices))
+    }
+
+    /// Which tokens may come next, where the answer is held to a form.
+    fn next_mask(&mut self) -> Result<Option<TokenMask>, ModelError> {
+        let choice = &self.order.choice;
+        let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
+        let Some(guide) = self.guide.as_mut().filter(|_| left > 0) else { return Ok(None) };
+        let answer = choice.max_tokens as usize - choice.scored_tokens();
+        let began = Instant::now();
+        // The room that is left is taken to close what is open.
+        let mask = guide.mask(left <= (answer / 2).min(CLOSES_WITHIN));
+        self.masked += began.elapsed();
+        mask.map(Some)
     }
 
     /// What tokens waited for their masks, where the answer is held to a form.
@@ -292,25 +319,18 @@ impl<B: Backend> Generation<B> {
             // The prompt's tokens were all that was asked for.
             return Ok(Chosen { token: None, end: Some(End { stopped: false, text: self.text.finish()? }) });
         }
-        let choice = &self.order.choice;
-        let given = self.order.generated.get(self.tokens).copied();
-        let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
-        let mut masked = Duration::ZERO;
-        let drawn = match (last, &mut self.guide) {
-            (LastRow::Chosen(row), _) => {
+        let drawn = match last {
+            LastRow::Chosen(row) => {
                 self.sampler.chose();
                 row.token
             }
-            // The room that is left is taken to close what is open.
-            (LastRow::Logits(logits), Some(guide)) => {
-                let answer = choice.max_tokens as usize - choice.scored_tokens();
-                let began = Instant::now();
-                let mask = guide.mask(left <= (answer / 2).min(CLOSES_WITHIN))?;
-                masked += began.elapsed();
-                self.sampler.next_within(logits, &mask)
-            }
-            (LastRow::Logits(logits), None) => self.sampler.next(logits),
+            LastRow::Logits(logits) => match self.next_mask()? {
+                Some(mask) => self.sampler.next_within(logits, &mask),
+                None => self.sampler.next(logits),
+            },
         };
+        let given = self.order.generated.get(self.tokens).copied();
+        let choice = &self.order.choice;
         let goes_on = choice.ignore_eos && self.guide.is_none();
         if given.is_none() && !goes_on && self.model.decoder.config().eos.contains(&drawn) {
             return Ok(Chosen { token: None, end: Some(End { stopped: true, text: self.text.finish()? }) });
@@ -320,7 +340,7 @@ impl<B: Backend> Generation<B> {
         if let Some(guide) = &mut self.guide {
             let began = Instant::now();
             guide.accept(id)?;
-            self.masks.add(masked + began.elapsed());
+            self.masks.add(std::mem::take(&mut self.masked) + began.elapsed());
         }
         let piece = self.text.push(id)?;
         self.lookup.iter_mut().for_each(|lookup| lookup.push(id));

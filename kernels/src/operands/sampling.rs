@@ -2,12 +2,76 @@
 //! numbers: who asks brings them.
 
 /// What is asked of a row of logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RowChoice {
     /// The token.
     pub token: TokenChoice,
+    /// What changes the logits that it is chosen of; what is told besides is of logits as they are.
+    pub shape: Option<RowShape>,
     /// So many of the likeliest tokens are told besides.
     pub top: usize,
+}
+
+/// What changes a row of logits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowShape {
+    /// No two of the same token. Those of tokens that there are not change nothing.
+    pub changes: Vec<LogitChange>,
+    /// A bit of each token, set where it may be chosen, the lowest of the first word the first; absent: all may.
+    pub allowed: Option<Vec<u32>>,
+}
+
+/// What changes the logit of a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitChange {
+    /// The token.
+    pub token: u32,
+    /// Added first.
+    pub bias: f32,
+    /// Then divides what is positive, and multiplies what is not.
+    pub repetition: f32,
+    /// Then both are taken off, this one first; infinite: the token is not to come.
+    pub presence: f32,
+    /// As often as the token was said.
+    pub frequency: f32,
+}
+
+impl LogitChange {
+    /// That of a token whose logit stays as it is.
+    pub fn none(token: u32) -> Self {
+        Self { token, bias: 0.0, repetition: 1.0, presence: 0.0, frequency: 0.0 }
+    }
+
+    fn of(&self, logit: f32) -> f32 {
+        let logit = logit + self.bias;
+        let logit = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
+        logit - self.presence - self.frequency
+    }
+}
+
+impl RowShape {
+    /// `logits (vocab)`, changed: negative infinity where a token may not be chosen.
+    pub fn of(&self, logits: &[f32]) -> Vec<f32> {
+        let mut shaped = logits.to_vec();
+        for (at, logits) in shaped.chunks_mut(32).enumerate() {
+            let Some(allowed) = &self.allowed else { break };
+            let allowed = allowed.get(at).copied().unwrap_or(0);
+            let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| allowed >> bit & 1 == 0);
+            forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        }
+        for change in &self.changes {
+            if let Some(logit) = shaped.get_mut(change.token as usize) {
+                *logit = change.of(*logit);
+            }
+        }
+        shaped
+    }
+
+    /// The first token that may be chosen, however unlikely.
+    fn first(&self) -> Option<u32> {
+        let words = (0u32..).step_by(32).zip(self.allowed.iter().flatten());
+        words.filter(|(_, word)| **word != 0).map(|(first, word)| first + word.trailing_zeros()).next()
+    }
 }
 
 /// Which token of a row is wanted.
@@ -55,20 +119,16 @@ pub struct RowToken {
 impl RowChoice {
     /// The likeliest token, and nothing besides.
     pub fn likeliest() -> Self {
-        Self { token: TokenChoice::Likeliest, top: 0 }
+        Self { token: TokenChoice::Likeliest, shape: None, top: 0 }
     }
 
     /// Of `logits (vocab)`. NaN is never chosen, unless it is known.
     pub fn of(&self, logits: &[f32]) -> RowToken {
-        let (likeliest, largest) = (0u32..)
-            .zip(logits)
-            .fold((0, f32::NEG_INFINITY), |most, (token, &logit)| if logit > most.1 { (token, logit) } else { most });
-        let token = match self.token {
-            TokenChoice::Likeliest => likeliest,
-            TokenChoice::Known(token) => token,
-            TokenChoice::Drawn(cut, part) => {
-                Nucleus::of((0..).zip(logits.iter().copied()), &cut).drawn(part).unwrap_or(likeliest)
-            }
+        let largest = likeliest(logits).map_or(f32::NEG_INFINITY, |(_, logit)| logit);
+        let token = match (self.token, &self.shape) {
+            (TokenChoice::Known(token), _) => token,
+            (token, None) => token.of(logits).unwrap_or(0),
+            (token, Some(shape)) => token.of(&shape.of(logits)).or_else(|| shape.first()).unwrap_or(0),
         };
         let above = |logit: &f32| (f64::from(*logit) - f64::from(largest)).exp();
         RowToken {
@@ -80,6 +140,27 @@ impl RowChoice {
             top: largest_of(logits, self.top),
         }
     }
+}
+
+impl TokenChoice {
+    /// Of `logits (vocab)`; none where no logit is above negative infinity.
+    fn of(&self, logits: &[f32]) -> Option<u32> {
+        match self {
+            Self::Known(token) => Some(*token),
+            Self::Likeliest => likeliest(logits).map(|(token, _)| token),
+            Self::Drawn(cut, part) => Nucleus::of((0..).zip(logits.iter().copied()), cut).drawn(*part),
+        }
+    }
+}
+
+/// The token of the largest logit, the lowest of equal ones, and that logit.
+fn likeliest(logits: &[f32]) -> Option<(u32, f32)> {
+    let more = |most: Option<(u32, f32)>, (token, &logit): (u32, &f32)| match most {
+        Some((_, least)) if logit <= least => most,
+        _ if logit > f32::NEG_INFINITY => Some((token, logit)),
+        _ => most,
+    };
+    (0u32..).zip(logits).fold(None, more)
 }
 
 impl RowToken {
@@ -233,7 +314,7 @@ mod tests {
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         for top in 0..=8 {
             for known in 0..logits.len() {
-                let row = RowChoice { token: TokenChoice::Known(known as u32), top }.of(&logits);
+                let row = RowChoice { token: TokenChoice::Known(known as u32), shape: None, top }.of(&logits);
                 assert_eq!(
                     (row.token, row.logit, row.largest, row.is_finite),
                     (known as u32, logits[known], 4.0, true)
@@ -249,6 +330,35 @@ mod tests {
     fn nan_is_never_the_likeliest_and_no_token_has_no_logit() {
         let row = RowChoice::likeliest().of(&[0.0, 3.0, f32::NAN, 3.0]);
         assert_eq!((row.token, row.logit, row.is_finite), (1, 3.0, false));
-        assert!(RowChoice { token: TokenChoice::Known(4), top: 1 }.of(&[1.0]).logit.is_nan());
+        assert!(RowChoice { token: TokenChoice::Known(4), shape: None, top: 1 }.of(&[1.0]).logit.is_nan());
+    }
+
+    #[test]
+    fn what_may_not_come_is_not_chosen_and_is_told_as_it_is() {
+        let logits = [5.0f32, 4.0, 3.0, 2.0];
+        let all = |bits: u32, changes: &[LogitChange]| RowChoice {
+            shape: Some(RowShape { changes: changes.to_vec(), allowed: Some(vec![bits]) }),
+            top: 2,
+            ..RowChoice::likeliest()
+        };
+        let less = LogitChange { presence: 2.5, ..LogitChange::none(1) };
+        for (bits, changes, token) in [
+            (0b1111, vec![], 0),
+            (0b1110, vec![], 1),
+            (0b1110, vec![less], 2),
+            (0b1010, vec![LogitChange { bias: 9.0, ..less }], 1),
+            // Nothing is left of it: the first that may come all the same.
+            (0b1000, vec![LogitChange { presence: f32::INFINITY, ..LogitChange::none(3) }], 3),
+        ] {
+            let row = all(bits, &changes).of(&logits);
+            assert_eq!((row.token, row.logit, row.largest), (token, logits[token as usize], 5.0), "{bits:b}");
+            assert_eq!(row.top, [(0, 5.0), (1, 4.0)]);
+            let cut = NucleusCut { temperature: 1.0, top_k: 3, top_p: 0.01, min_p: 0.0 };
+            let drawn = RowChoice { token: TokenChoice::Drawn(cut, 0.5), ..all(bits, &changes) };
+            assert_eq!(drawn.of(&logits).token, token);
+        }
+        // A mask that is too short allows nothing behind its end.
+        let short = RowShape { allowed: Some(vec![1 << 31]), ..RowShape::default() };
+        assert_eq!(short.of(&[0.0; 34])[31..], [0.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
     }
 }

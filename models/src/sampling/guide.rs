@@ -461,6 +461,11 @@ impl TokenMask {
         })
     }
 
+    /// A bit of each token, as [`RowShape`](asterism_kernels::RowShape) has them.
+    pub fn words(&self) -> &[u32] {
+        self.0.as_slice()
+    }
+
     /// Whether it has one of most runs of tokens.
     pub fn is_dense(&self) -> bool {
         let words = self.0.as_slice();

@@ -17,7 +17,7 @@ pub struct Logprobs {
 impl Logprobs {
     /// Of the token `chosen`, and of the `most` likeliest of `logits (vocab)`. NaN has no probability.
     pub fn of(logits: &[f32], chosen: u32, most: usize) -> Self {
-        Self::of_row(&RowChoice { token: TokenChoice::Known(chosen), top: most }.of(logits))
+        Self::of_row(&RowChoice { token: TokenChoice::Known(chosen), shape: None, top: most }.of(logits))
     }
 
     /// Of what was told of a row.

@@ -3,9 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use asterism_kernels::LogitChange;
+
 use super::parameters::Sampling;
 
 /// Changes the logits of one answer.
+#[derive(Clone)]
 pub struct Shaper {
     bias: BTreeMap<u32, f32>,
     repetition: f32,
@@ -19,6 +22,8 @@ pub struct Shaper {
     /// How often the answer has a token.
     said: BTreeMap<u32, u32>,
     tokens: usize,
+    /// By token.
+    changes: BTreeMap<u32, LogitChange>,
 }
 
 impl Shaper {
@@ -29,50 +34,65 @@ impl Shaper {
         if neutral && min_tokens == 0 && sampling.logit_bias.is_empty() {
             return None;
         }
-        Some(Self {
+        let mut shaper = Self {
             bias: sampling.logit_bias.clone(),
             repetition: repetition_penalty,
             presence: presence_penalty,
             frequency: frequency_penalty,
-            eos: eos.to_vec(),
+            eos: if min_tokens == 0 { Vec::new() } else { eos.to_vec() },
             min_tokens: min_tokens as usize,
             asked: if repetition_penalty == 1.0 { BTreeSet::new() } else { question.iter().copied().collect() },
             said: BTreeMap::new(),
             tokens: 0,
-        })
+            changes: BTreeMap::new(),
+        };
+        let changed: Vec<u32> = shaper.bias.keys().chain(&shaper.asked).chain(&shaper.eos).copied().collect();
+        changed.into_iter().for_each(|token| shaper.change(token));
+        Some(shaper)
     }
 
     /// The answer has a further token.
     pub fn accept(&mut self, id: u32) {
         *self.said.entry(id).or_default() += 1;
         self.tokens += 1;
+        self.change(id);
+        if self.tokens == self.min_tokens {
+            self.eos.clone().into_iter().for_each(|token| self.change(token));
+        }
     }
 
-    /// `logits (vocab)`, changed. Tokens that a model does not have change nothing.
-    pub fn shaped(&self, logits: &[f32]) -> Vec<f32> {
-        let mut shaped = logits.to_vec();
-        let mut at = |id: u32, change: &dyn Fn(f32) -> f32| {
-            shaped.get_mut(id as usize).into_iter().for_each(|logit| *logit = change(*logit));
-        };
-        self.bias.iter().for_each(|(id, bias)| at(*id, &|logit| logit + bias));
-        if self.repetition != 1.0 {
-            let repeated: BTreeSet<u32> = self.asked.iter().chain(self.said.keys()).copied().collect();
-            let less = |logit: f32| if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
-            repeated.into_iter().for_each(|id| at(id, &less));
+    /// What changes logits.
+    pub fn changes(&self) -> Vec<LogitChange> {
+        self.changes.values().copied().collect()
+    }
+
+    /// Notes what changes the logit of a token.
+    fn change(&mut self, token: u32) {
+        let mut change = LogitChange::none(token);
+        change.bias = self.bias.get(&token).copied().unwrap_or(change.bias);
+        let said = self.said.get(&token);
+        if said.is_some() || self.asked.contains(&token) {
+            change.repetition = self.repetition;
         }
-        for (id, times) in &self.said {
-            at(*id, &|logit| logit - self.presence - self.frequency * *times as f32);
+        if let Some(times) = said {
+            (change.presence, change.frequency) = (self.presence, self.frequency * *times as f32);
         }
-        if self.tokens < self.min_tokens {
-            self.eos.iter().for_each(|id| at(*id, &|_| f32::NEG_INFINITY));
+        if self.tokens < self.min_tokens && self.eos.contains(&token) {
+            change.presence = f32::INFINITY;
         }
-        shaped
+        self.changes.insert(token, change);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use asterism_kernels::RowShape;
+
     use super::*;
+
+    fn shaped(shaper: &Shaper, logits: &[f32]) -> Vec<f32> {
+        RowShape { changes: shaper.changes(), allowed: None }.of(logits)
+    }
 
     fn shaper(sampling: Sampling) -> Shaper {
         Shaper::of(&sampling, &[1], &[4]).expect("something is changed")
@@ -88,18 +108,18 @@ mod tests {
         let logits = [1.0, 2.0, -2.0, 4.0, 8.0];
         let mut repeats = shaper(Sampling { repetition_penalty: 2.0, ..Sampling::default() });
         repeats.accept(2);
-        assert_eq!(repeats.shaped(&logits), [1.0, 1.0, -4.0, 4.0, 8.0], "of the question, too");
+        assert_eq!(shaped(&repeats, &logits), [1.0, 1.0, -4.0, 4.0, 8.0], "of the question, too");
         let mut said = shaper(Sampling { presence_penalty: 0.5, frequency_penalty: 1.0, ..Sampling::default() });
         [3, 3, 0].into_iter().for_each(|id| said.accept(id));
-        assert_eq!(said.shaped(&logits), [-0.5, 2.0, -2.0, 1.5, 8.0]);
+        assert_eq!(shaped(&said, &logits), [-0.5, 2.0, -2.0, 1.5, 8.0]);
     }
 
     #[test]
     fn an_answer_does_not_end_before_its_time_and_a_bias_is_added() {
         let bias = BTreeMap::from([(0, 100.0), (9, 1.0)]);
         let mut shaper = shaper(Sampling { min_tokens: 1, logit_bias: bias, ..Sampling::default() });
-        assert_eq!(shaper.shaped(&[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]);
+        assert_eq!(shaped(&shaper, &[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]);
         shaper.accept(0);
-        assert_eq!(shaper.shaped(&[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, 8.0]);
+        assert_eq!(shaped(&shaper, &[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, 8.0]);
     }
 }

@@ -54,7 +54,7 @@ pub const MODULES: &[Module] = &[
             (SINGLE, &["copy_runs", "differ", "place_rows", "keep_maps"]),
         ],
     ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/sampling.fatbin")), &[(TYPES, &["likeliest", "choose"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/sampling.fatbin")), &[(TYPES, &["likeliest", "shape", "choose"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/kept.fatbin")),
         &[

@@ -1,8 +1,8 @@
-//! Tokens chosen of logits where they lie. What too many tokens are alike for is chosen on the host, by the reference.
+//! Tokens chosen of logits where they lie. What too many tokens are alike for, or none may come of, is chosen on the host, by the reference.
 
-use super::super::device::{Device, LaunchShape, launch, typed};
+use super::super::device::{Device, DeviceBuffer, LaunchShape, launch, typed};
 use super::super::tensor::Tensor;
-use crate::{KernelError, RowChoice, RowToken, TokenChoice};
+use crate::{DType, KernelError, LogitChange, RowChoice, RowShape, RowToken, TokenChoice};
 
 /// Threads of a row.
 const ROW_THREADS: u32 = 1024;
@@ -20,32 +20,40 @@ struct Ask {
     temperature: f32,
     top_p: f32,
     min_p: f32,
-    unused: i32,
+    shape: i32,
     part: f64,
 }
 
 /// Bytes of what a kernel tells of the likeliest token of a row, and of what is asked.
 const LIKELIEST_BYTES: usize = 24;
 const TOLD_BYTES: usize = 8 + 8 * MOST_TOP;
+/// Rows that are changed at once: their logits are copied, four bytes each.
+const SHAPED_ROWS: usize = 128;
 
 impl Ask {
-    /// Nothing where the likeliest token is all that is asked of a row.
-    fn of(row: usize, choice: &RowChoice) -> Option<Self> {
+    /// Whether more than the likeliest token is asked of a row.
+    fn is_needed(choice: &RowChoice) -> bool {
+        choice.token != TokenChoice::Likeliest || choice.top > 0 || choice.shape.is_some()
+    }
+
+    /// `shape`: which of the changed rows is this one, if it is one.
+    fn of(row: usize, choice: &RowChoice, shape: Option<usize>) -> Self {
         let whole = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
         let (row, top) = (row as i32, choice.top.min(MOST_TOP) as i32);
+        let shape = shape.map_or(-1, |shape| shape as i32);
         let likeliest =
-            Self { row, known: -1, top_k: 0, top, temperature: 0.0, top_p: 1.0, min_p: 0.0, unused: 0, part: 0.0 };
+            Self { row, known: -1, top_k: 0, top, temperature: 0.0, top_p: 1.0, min_p: 0.0, shape, part: 0.0 };
         match choice.token {
-            TokenChoice::Likeliest => (choice.top > 0).then_some(likeliest),
-            TokenChoice::Known(token) => Some(Self { known: whole(token), ..likeliest }),
-            TokenChoice::Drawn(cut, part) => Some(Self {
+            TokenChoice::Likeliest => likeliest,
+            TokenChoice::Known(token) => Self { known: whole(token), ..likeliest },
+            TokenChoice::Drawn(cut, part) => Self {
                 top_k: whole(cut.top_k),
                 temperature: cut.temperature,
                 top_p: cut.top_p,
                 min_p: cut.min_p,
                 part,
                 ..likeliest
-            }),
+            },
         }
     }
 
@@ -53,6 +61,21 @@ impl Ask {
         // SAFETY: no byte of it is padding, and any bits are bytes.
         unsafe { std::mem::transmute(*self) }
     }
+}
+
+/// Rows of logits that were changed, and the likeliest token of each.
+struct ChangedRows {
+    logits: DeviceBuffer,
+    likeliest: DeviceBuffer,
+}
+
+/// Four bytes of each number of a change.
+fn change_bytes(change: &LogitChange) -> impl Iterator<Item = u8> {
+    let LogitChange { token, bias, repetition, presence, frequency } = *change;
+    // What no row has changes nothing.
+    let token = i32::try_from(token).unwrap_or(i32::MAX);
+    let floats = [bias, repetition, presence, frequency].map(f32::to_le_bytes);
+    token.to_le_bytes().into_iter().chain(floats.into_iter().flatten())
 }
 
 /// The number `at` of four-byte words.
@@ -75,7 +98,7 @@ impl Device {
         if rows == 0 || vocab == 0 {
             return Ok(Vec::new());
         }
-        let asks: Vec<Ask> = choices.iter().enumerate().filter_map(|(row, choice)| Ask::of(row, choice)).collect();
+        let asks: Vec<_> = choices.iter().enumerate().filter(|(_, choice)| Ask::is_needed(choice)).collect();
         let likeliest_bytes = LIKELIEST_BYTES * rows;
         let found = self.alloc(likeliest_bytes + TOLD_BYTES * asks.len())?;
         let (from, likeliest, columns) = (logits.pointer(), found.pointer, vocab as i32);
@@ -87,12 +110,11 @@ impl Device {
             likeliest,
             columns
         )?;
-        if !asks.is_empty() {
-            let table: Vec<u8> = asks.iter().flat_map(Ask::bytes).collect();
-            let table = self.upload_bytes(&table)?;
-            let (table, told) = (table.pointer, likeliest + likeliest_bytes as u64);
-            let shape = LaunchShape::new(asks.len(), ROW_THREADS);
-            launch!(self, &typed("choose", logits.dtype), shape, from, likeliest, table, told, columns)?;
+        let at_once = if asks.iter().any(|(_, choice)| choice.shape.is_some()) { SHAPED_ROWS } else { rows };
+        let mut told = likeliest + likeliest_bytes as u64;
+        for asks in asks.chunks(at_once) {
+            self.choose(logits, likeliest, asks, told)?;
+            told += (TOLD_BYTES * asks.len()) as u64;
         }
         let mut bytes = vec![0; likeliest_bytes + TOLD_BYTES * asks.len()];
         self.download_bytes(found.pointer, &mut bytes)?;
@@ -100,7 +122,7 @@ impl Device {
         let mut told = asks.iter().zip(told.chunks_exact(TOLD_BYTES)).peekable();
         let each = likeliest.chunks_exact(LIKELIEST_BYTES).zip(choices).enumerate();
         let of_row = |(row, (likeliest, choice)): (usize, (&[u8], &RowChoice))| {
-            let told = told.next_if(|(ask, _)| ask.row as usize == row).map(|(_, told)| told);
+            let told = told.next_if(|((asked, _), _)| *asked == row).map(|(_, told)| told);
             let token = RowToken {
                 token: u32::from_le_bytes(word(likeliest, 0)),
                 logit: f32::from_le_bytes(word(likeliest, 2)),
@@ -120,5 +142,62 @@ impl Device {
             Ok(RowToken { token: chosen as u32, logit: f32::from_le_bytes(word(told, 1)), top, ..token })
         };
         each.map(of_row).collect()
+    }
+
+    /// What is asked of some rows, told at `told`.
+    fn choose(
+        &self,
+        logits: &Tensor,
+        likeliest: u64,
+        asks: &[(usize, &RowChoice)],
+        told: u64,
+    ) -> Result<(), KernelError> {
+        let (mut table, mut shapes) = (Vec::with_capacity(size_of::<Ask>() * asks.len()), Vec::new());
+        for (row, choice) in asks {
+            let shape = choice.shape.as_ref().map(|shape| {
+                shapes.push((*row, shape));
+                shapes.len() - 1
+            });
+            table.extend(Ask::of(*row, choice, shape).bytes());
+        }
+        let changed = if shapes.is_empty() { None } else { Some(self.changed_rows(logits, &shapes)?) };
+        let (changed, of_changed) =
+            changed.as_ref().map_or((0, 0), |changed| (changed.logits.pointer, changed.likeliest.pointer));
+        let table = self.upload_bytes(&table)?;
+        let (from, table, columns) = (logits.pointer(), table.pointer, logits.matrix("choose_tokens")?.1 as i32);
+        let shape = LaunchShape::new(asks.len(), ROW_THREADS);
+        let kernel = typed("choose", logits.dtype);
+        launch!(self, &kernel, shape, from, likeliest, changed, of_changed, table, told, columns)
+    }
+
+    /// Rows of logits, changed as their shapes say.
+    fn changed_rows(&self, logits: &Tensor, shapes: &[(usize, &RowShape)]) -> Result<ChangedRows, KernelError> {
+        let (_, vocab) = logits.matrix("choose_tokens")?;
+        let (mut table, mut changes, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut end_change, mut first_word) = (0, 0);
+        for (row, RowShape { changes: of_row, allowed }) in shapes {
+            let first_change = end_change;
+            end_change += of_row.len() as i32;
+            let word = if allowed.is_some() { first_word } else { -1 };
+            table.extend([*row as i32, first_change, end_change, word].into_iter().flat_map(i32::to_le_bytes));
+            changes.extend(of_row.iter().flat_map(change_bytes));
+            if let Some(allowed) = allowed {
+                let row_words = allowed.iter().copied().chain(std::iter::repeat(0)).take(vocab.div_ceil(32));
+                words.extend(row_words.flat_map(u32::to_le_bytes));
+                first_word += vocab.div_ceil(32) as i32;
+            }
+        }
+        let (changes_at, words_at) = (table.len(), table.len() + changes.len());
+        let table = self.upload_bytes(&[table, changes, words].concat())?;
+        let changed = ChangedRows {
+            logits: self.alloc(shapes.len() * vocab * DType::F32.size())?,
+            likeliest: self.alloc(shapes.len() * LIKELIEST_BYTES)?,
+        };
+        let (from, table, columns) = (logits.pointer(), table.pointer, vocab as i32);
+        let (changes, words) = (table + changes_at as u64, table + words_at as u64);
+        let (to, likeliest) = (changed.logits.pointer, changed.likeliest.pointer);
+        let shape = LaunchShape::new(shapes.len(), ROW_THREADS);
+        launch!(self, &typed("shape", logits.dtype), shape, from, table, changes, words, to, likeliest, columns)?;
+        Ok(changed)
     }
 }

@@ -1,5 +1,5 @@
-// Tokens chosen of rows of logits, and what is told of the rows besides. The reference is `RowChoice::of`. A block of 1,024 threads a row:
-// its bits depend on the row alone.
+// Tokens chosen of rows of logits, some of them changed before, and what is told of the rows besides. The reference is `RowChoice::of`. A block
+// of 1,024 threads a row: its bits depend on the row alone.
 #include "common.cuh"
 
 #define K extern "C" __global__ void
@@ -13,11 +13,10 @@ struct Likeliest {
     float logit, unused;
     double sum;
 };
-template <class T> __device__ void likeliest(const T* logits, Likeliest* out, int n) {
+template <class T> __device__ void likeliest(const T* row, Likeliest* out, int n) {
     __shared__ float most[32];
     __shared__ double sums[32];
     __shared__ int ids[32], odd[32];
-    const T* row = logits + (size_t)blockIdx.x * n;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, id = n, strange = 0;
     float max = -INFINITY;
     for (int i = threadIdx.x; i < n; i += THREADS) {
@@ -46,19 +45,61 @@ template <class T> __device__ void likeliest(const T* logits, Likeliest* out, in
     if (threadIdx.x > 0) return;
     sum = 0;
     for (int w = 0; w < 32; w++) sum += sums[w];
-    out[blockIdx.x] = Likeliest{id == n ? 0 : id, strange, max, 0, sum};
+    *out = Likeliest{id == n ? 0 : id, strange, max, 0, sum};
 }
-K __launch_bounds__(THREADS) likeliest_bf16(const bf16* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
-K __launch_bounds__(THREADS) likeliest_f32(const float* logits, Likeliest* out, int n) { likeliest(logits, out, n); }
+template <class T> __device__ void likeliest_of_rows(const T* logits, Likeliest* out, int n) {
+    likeliest(logits + (size_t)blockIdx.x * n, out + blockIdx.x, n);
+}
+K __launch_bounds__(THREADS) likeliest_bf16(const bf16* logits, Likeliest* out, int n) { likeliest_of_rows(logits, out, n); }
+K __launch_bounds__(THREADS) likeliest_f32(const float* logits, Likeliest* out, int n) { likeliest_of_rows(logits, out, n); }
+
+// What changes the logit of a token, no other change of the row having the same.
+struct Change {
+    int token;
+    float bias, repetition, presence, frequency;
+};
+// Which changes a row has, and where the bits of its tokens that may come lie; -1: all may.
+struct Shape {
+    int row, first_change, end_change, first_word;
+};
+// Of each shape its row of logits, changed, and what is likeliest of that. Bits are those of the host.
+template <class T>
+__device__ void shape(const T* logits, const Shape* shapes, const Change* changes, const unsigned* words, float* to, Likeliest* out, int n) {
+    const Shape shape = shapes[blockIdx.x];
+    const T* row = logits + (size_t)shape.row * n;
+    to += (size_t)blockIdx.x * n;
+    auto may_come = [&](int id) { return shape.first_word < 0 || words[shape.first_word + id / 32] >> id % 32 & 1; };
+    for (int id = threadIdx.x; id < n; id += THREADS) to[id] = may_come(id) ? widen(row[id]) : -INFINITY;
+    __syncthreads();
+    for (int i = shape.first_change + threadIdx.x; i < shape.end_change; i += THREADS) {
+        Change change = changes[i];
+        if (change.token >= n) continue;
+        float x = __fadd_rn(to[change.token], change.bias);
+        x = x > 0 ? __fdiv_rn(x, change.repetition) : __fmul_rn(x, change.repetition);
+        to[change.token] = __fsub_rn(__fsub_rn(x, change.presence), change.frequency);
+    }
+    __syncthreads();
+    likeliest(to, out + blockIdx.x, n);
+}
+K __launch_bounds__(THREADS)
+    shape_bf16(const bf16* logits, const Shape* shapes, const Change* changes, const unsigned* words, float* to, Likeliest* out, int n) {
+    shape(logits, shapes, changes, words, to, out, n);
+}
+K __launch_bounds__(THREADS)
+    shape_f32(const float* logits, const Shape* shapes, const Change* changes, const unsigned* words, float* to, Likeliest* out, int n) {
+    shape(logits, shapes, changes, words, to, out, n);
+}
 
 // What is asked of a row: a token that is drawn where `temperature` is above 0, else the one that is `known`, else (-1) the likeliest.
+// Where `shape` is not -1, it is drawn of logits that were changed.
 struct Ask {
     int row, known, top_k, top;
-    float temperature, top_p, min_p, unused;
+    float temperature, top_p, min_p;
+    int shape;
     double part;  // of what may be drawn, in the order of falling logits, that lies before the token
 };
 constexpr int MOST_TOP = 20;  // most tokens that are told besides
-// `token` is -1 where too many tokens are as likely as those that are told besides.
+// `token` is -1 where too many tokens are as likely as those that are told besides, or none may come.
 struct Told {
     int token;
     float logit;
@@ -120,8 +161,9 @@ template <class T> struct Chooser {
     // Rises as logits fall.
     static __device__ __forceinline__ unsigned place_of(float x) { return ~ordered(x); }
     static __device__ __forceinline__ float logit_of(unsigned place) { return of_ordered(~place); }
-    // -1: in none.
+    // -1: in none, as what cannot come.
     __device__ __forceinline__ int bin_of(float x) const {
+        if (x == -INFINITY) return -1;
         if (!parted) return (int)fminf((largest - x) * by, BINS - 1.f);
         unsigned place = place_of(x);
         return place < low || place > high ? -1 : (int)((u64)(place - low) * BINS / ((u64)(high - low) + 1));
@@ -265,7 +307,7 @@ template <class T> struct Chooser {
     // A token that is drawn.
     __device__ int draw() {
         u64 all = bins.weights[BINS], covered;
-        if (ask.top_k > 0 && ask.top_k < n) {
+        if (ask.top_k > 0 && ask.top_k < (int)bins.counts[BINS]) {
             beyond(ask.top_k - 1, false, covered);
             all = covered;
         }
@@ -279,25 +321,37 @@ template <class T> struct Chooser {
     }
 };
 
-template <class T> __device__ void choose(const T* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
+template <class T>
+__device__ void choose(const T* logits, const Likeliest* likeliest, const float* changed, const Likeliest* of_changed, const Ask* asks, Told* told, int n) {
     __shared__ Bins bins;
     const Ask& ask = asks[blockIdx.x];
     const T* row = logits + (size_t)ask.row * n;
     Likeliest most = likeliest[ask.row];
     Told& to = told[blockIdx.x];
-    float heat = ask.temperature > 0 ? ask.temperature : 1.f;
-    Chooser<T> chooser{row, n, ask, most.logit, BINS / (FARTHEST * heat), bins};
-    int token = ask.known >= 0 ? ask.known : most.token;
-    if (ask.temperature > 0 || ask.top > 0) chooser.fill();
-    if (ask.temperature > 0) token = chooser.draw(), chooser.restore();
-    int tops = min(ask.top, n);
+    float by = BINS / (FARTHEST * (ask.temperature > 0 ? ask.temperature : 1.f));
+    Chooser<T> chooser{row, n, ask, most.logit, by, bins};
+    int token = most.token, tops = min(ask.top, n);
+    if (ask.shape >= 0) {
+        Likeliest may = of_changed[ask.shape];
+        token = may.token;
+        Chooser<float> of_those{changed + (size_t)ask.shape * n, n, ask, may.logit, by, bins};
+        if (may.logit == -INFINITY) token = -1;
+        else if (ask.temperature > 0) of_those.fill(), token = of_those.draw();
+        if (tops > 0) chooser.fill();
+    } else {
+        if (ask.temperature > 0 || tops > 0) chooser.fill();
+        if (ask.temperature > 0) token = chooser.draw(), chooser.restore();
+    }
+    if (ask.known >= 0) token = ask.known;
     if (tops > 0 && !chooser.list(0, Chooser<T>::bin_with(bins.counts, (unsigned)tops - 1))) token = -1;
     else if (threadIdx.x < tops) to.ids[threadIdx.x] = chooser.id_at(threadIdx.x), to.logits[threadIdx.x] = chooser.logit_at(threadIdx.x);
     if (threadIdx.x == 0) to.token = token, to.logit = token >= 0 && token < n ? widen(row[token]) : NAN;
 }
-K __launch_bounds__(THREADS) choose_bf16(const bf16* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
-    choose(logits, likeliest, asks, told, n);
+K __launch_bounds__(THREADS)
+    choose_bf16(const bf16* logits, const Likeliest* likeliest, const float* changed, const Likeliest* of_changed, const Ask* asks, Told* told, int n) {
+    choose(logits, likeliest, changed, of_changed, asks, told, n);
 }
-K __launch_bounds__(THREADS) choose_f32(const float* logits, const Likeliest* likeliest, const Ask* asks, Told* told, int n) {
-    choose(logits, likeliest, asks, told, n);
+K __launch_bounds__(THREADS)
+    choose_f32(const float* logits, const Likeliest* likeliest, const float* changed, const Likeliest* of_changed, const Ask* asks, Told* told, int n) {
+    choose(logits, likeliest, changed, of_changed, asks, told, n);
 }
