@@ -268,8 +268,7 @@ impl<B: Backend> Generation<B> {
         if let Some(mask) = self.next_mask()? {
             choices[0].shape.get_or_insert_default().allowed = Some(mask.words().to_vec());
         }
-        let known = self.order.generated.get(self.tokens..).unwrap_or_default();
-        choices.iter_mut().zip(known).for_each(|(choice, id)| choice.token = TokenChoice::Known(*id));
+        choices.iter_mut().zip(self.known()).for_each(|(choice, id)| choice.token = TokenChoice::Known(*id));
         let top = self.top();
         choices.iter_mut().for_each(|choice| choice.top = top);
         Ok(Some(choices))
