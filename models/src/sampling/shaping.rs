@@ -80,7 +80,12 @@ impl Shaper {
         if self.tokens < self.min_tokens && self.eos.contains(&token) {
             change.presence = f32::INFINITY;
         }
-        self.changes.insert(token, change);
+        // Such as of what an answer says that has no penalties.
+        if change != LogitChange::none(token) {
+            self.changes.insert(token, change);
+        } else {
+            self.changes.remove(&token);
+        }
     }
 }
 
@@ -121,5 +126,8 @@ mod tests {
         assert_eq!(shaped(&shaper, &[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]);
         shaper.accept(0);
         assert_eq!(shaped(&shaper, &[0.0, 0.0, 0.0, 0.0, 8.0]), [100.0, 0.0, 0.0, 0.0, 8.0]);
+        shaper.accept(1);
+        let changed: Vec<u32> = shaper.changes().iter().map(|change| change.token).collect();
+        assert_eq!(changed, [0, 9], "what stays as it is, is not told");
     }
 }
