@@ -1,7 +1,7 @@
 //! Tokens chosen of rows of logits on the device, by the reference on the host.
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{DType, LogitChange, NucleusCut, RowChoice, RowShape, RowToken, TokenChoice};
+use asterism_kernels::{Cuda, DType, LogitChange, NucleusCut, RowChoice, RowShape, RowToken, TokenChoice};
 
 use super::{draw, gpu};
 
@@ -17,6 +17,20 @@ fn agree(got: &[RowToken], choices: &[RowChoice], rows: &[&[f32]]) {
         );
         assert_eq!((&got.top, got.is_finite), (&expected.top, true), "{choice:?}");
         assert!((got.sum / expected.sum - 1.0).abs() < 1e-6, "{got:?}, not {expected:?}");
+    }
+}
+
+/// That the device chooses as the reference does of drawn logits, so far apart, and a row has the bits that it has alone.
+fn chooses(gpu: &Cuda, choices: &[RowChoice], (vocab, spread, dtype): (usize, f32, DType), seed: u64) {
+    let (values, _) = draw(gpu, &[choices.len(), vocab], seed);
+    let values: Vec<f32> = values.iter().map(|value| value * spread).collect();
+    let logits = gpu.device().tensor(&[choices.len(), vocab], &values, dtype).unwrap();
+    let values = gpu.download(&logits).unwrap();
+    let got = gpu.choose_tokens(&logits, choices).unwrap();
+    agree(&got, choices, &values.chunks_exact(vocab).collect::<Vec<_>>());
+    for at in [0, choices.len() / 2, choices.len() - 1] {
+        let alone = gpu.choose_tokens(&gpu.rows(&logits, at, at + 1).unwrap(), &choices[at..=at]).unwrap();
+        assert_eq!((alone[0].token, alone[0].sum.to_bits()), (got[at].token, got[at].sum.to_bits()));
     }
 }
 
@@ -71,18 +85,7 @@ fn tokens_are_drawn_on_the_device_as_on_the_host() {
             .enumerate()
             .map(|(at, token)| RowChoice { token, shape: None, top: [0, 1, 5, 20][at % 4] })
             .collect();
-        let (values, _) = draw(gpu, &[choices.len(), vocab], 5);
-        let values: Vec<f32> = values.iter().map(|value| value * spread).collect();
-        let logits = gpu.device().tensor(&[choices.len(), vocab], &values, dtype).unwrap();
-        let values = gpu.download(&logits).unwrap();
-        let rows: Vec<&[f32]> = values.chunks_exact(vocab).collect();
-        let got = gpu.choose_tokens(&logits, &choices).unwrap();
-        agree(&got, &choices, &rows);
-        // A row has the bits that it has alone.
-        for at in [0, choices.len() / 2, choices.len() - 1] {
-            let alone = gpu.choose_tokens(&gpu.rows(&logits, at, at + 1).unwrap(), &choices[at..=at]).unwrap();
-            assert_eq!((alone[0].token, alone[0].sum.to_bits()), (got[at].token, got[at].sum.to_bits()));
-        }
+        chooses(gpu, &choices, (vocab, spread, dtype), 5);
     }
 }
 
@@ -140,16 +143,6 @@ fn tokens_are_chosen_of_changed_rows_on_the_device_as_on_the_host() {
             choices.extend(tokens.iter().map(of_shape));
             choices.extend([RowChoice::likeliest(), RowChoice { token: tokens[1], shape: None, top: 3 }]);
         }
-        let (values, _) = draw(gpu, &[choices.len(), vocab], 7);
-        let values: Vec<f32> = values.iter().map(|value| value * spread).collect();
-        let logits = gpu.device().tensor(&[choices.len(), vocab], &values, dtype).unwrap();
-        let values = gpu.download(&logits).unwrap();
-        let rows: Vec<&[f32]> = values.chunks_exact(vocab).collect();
-        let got = gpu.choose_tokens(&logits, &choices).unwrap();
-        agree(&got, &choices, &rows);
-        for at in [0, choices.len() / 2, choices.len() - 1] {
-            let alone = gpu.choose_tokens(&gpu.rows(&logits, at, at + 1).unwrap(), &choices[at..=at]).unwrap();
-            assert_eq!((alone[0].token, alone[0].sum.to_bits()), (got[at].token, got[at].sum.to_bits()));
-        }
+        chooses(gpu, &choices, (vocab, spread, dtype), 7);
     }
 }
