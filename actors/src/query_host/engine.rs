@@ -63,15 +63,6 @@ struct PartLogits {
     last: Vec<LastRow>,
 }
 
-/// What a part's tokens are chosen of: so many rows, if any.
-enum Source {
-    Nothing,
-    /// Those that the device looks at.
-    Device(usize),
-    /// Those of which the host has all logits.
-    Logits(usize),
-}
-
 /// What a part comes to.
 type PartEnd = Result<Result<PartLogits, ModelError>, StepError>;
 
@@ -330,50 +321,38 @@ impl<B: Backend> Engine<B> {
             scored.push(of.map_or(Ok(Vec::new()), |(x, generation)| scored_tokens(decoder, generation, (x, *rows))));
         }
         // A device that works off a queue chooses tokens itself, and hands over no logits.
-        let (mut by_device, mut asked, mut by_logits) = (Vec::new(), Vec::new(), Vec::new());
-        let mut sources = Vec::with_capacity(ends.len());
+        let chooses = decoder.backend().queues();
+        let (mut drawn, mut asked, mut counts) = (Vec::new(), Vec::new(), Vec::with_capacity(ends.len()));
         for ((end, (job, _)), token) in parts().zip(tokens) {
             let Some((x, generation)) = end.as_ref().ok().zip(generations.get_mut(job)).filter(|_| *token) else {
-                sources.push(Ok(Source::Nothing));
+                counts.push(Ok(0));
                 continue;
             };
             let rows = generation.drawn_rows();
-            let choices = if decoder.backend().queues() { generation.choices() } else { Ok(None) };
-            sources.push(match choices {
-                Ok(Some(choices)) => {
-                    by_device.extend(last_rows(decoder.backend(), x, rows)?);
+            let choices = if chooses { generation.choices() } else { Ok(Vec::new()) };
+            counts.push(match choices {
+                Ok(choices) => {
+                    drawn.extend(last_rows(decoder.backend(), x, rows)?);
                     asked.extend(choices);
-                    Ok(Source::Device(rows))
-                }
-                Ok(None) => {
-                    by_logits.extend(last_rows(decoder.backend(), x, rows)?);
-                    Ok(Source::Logits(rows))
+                    Ok(rows)
                 }
                 Err(error) => Err(error),
             });
         }
-        let drawn = match &by_device.iter().collect::<Vec<_>>()[..] {
+        let last: Vec<Result<LastRow, ModelError>> = match &drawn.iter().collect::<Vec<_>>()[..] {
             [] => Vec::new(),
-            rows => decoder.choose_last(rows, &asked)?,
+            rows if chooses => {
+                decoder.choose_last(rows, &asked)?.into_iter().map(|row| row.map(LastRow::Chosen)).collect()
+            }
+            rows => decoder.last_logits(rows)?.into_iter().map(|row| row.map(LastRow::Logits)).collect(),
         };
-        let logits = match &by_logits.iter().collect::<Vec<_>>()[..] {
-            [] => Vec::new(),
-            rows => decoder.last_logits(rows)?,
-        };
-        let mut drawn = drawn.into_iter().map(|row| row.map(LastRow::Chosen));
-        let mut logits = logits.into_iter().map(|row| row.map(LastRow::Logits));
-        let mut last = |source| {
-            // All of a part's rows, also behind one that failed.
-            let rows: Vec<Result<LastRow, ModelError>> = match source {
-                Source::Nothing => Vec::new(),
-                Source::Device(rows) => drawn.by_ref().take(rows).collect(),
-                Source::Logits(rows) => logits.by_ref().take(rows).collect(),
-            };
-            rows.into_iter().collect::<Result<Vec<_>, _>>()
-        };
-        let each = ends.into_iter().zip(scored).zip(sources);
-        let part = |((end, scored), source): ((Result<_, _>, Result<_, _>), Result<_, ModelError>)| {
-            end.map(|_: B::Tensor| Ok(PartLogits { last: source.and_then(&mut last)?, scored: scored? }))
+        let mut last = last.into_iter();
+        // All of a part's rows, also behind one that failed.
+        let mut of_part =
+            |rows| last.by_ref().take(rows).collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>, _>>();
+        let each = ends.into_iter().zip(scored).zip(counts);
+        let part = |((end, scored), rows): ((Result<_, _>, Result<_, _>), Result<usize, ModelError>)| {
+            end.map(|_: B::Tensor| Ok(PartLogits { last: rows.and_then(&mut of_part)?, scored: scored? }))
         };
         Ok(each.map(part).collect())
     }

@@ -49,6 +49,8 @@ pub struct Generation<B: Backend> {
     ids: Vec<u32>,
     /// How many of them are guesses.
     guessed: usize,
+    /// Of how many rows of its step the form told what may come behind them; absent: of all.
+    told: Option<usize>,
     /// Where guesses come from, if there are to be any.
     lookup: Option<Lookup>,
     /// How many of them went through.
@@ -131,6 +133,7 @@ impl<B: Backend> Generation<B> {
             calls,
             ids,
             guessed: 0,
+            told: None,
             lookup,
             keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
             through: 0,
@@ -211,6 +214,13 @@ impl<B: Backend> Generation<B> {
             }
             self.guessed = guesses;
         }
+        if self.completes(rows)
+            && let Some(guide) = &mut self.guide
+        {
+            // Where the host chooses, a mask is made for a guess once it is right.
+            let ahead = if self.model.decoder.backend().queues() { self.guessed } else { 0 };
+            guide.look_ahead(&self.ids[self.ids.len() - ahead..]);
+        }
         self.again = Some(rows);
         StepPart { generator: &mut self.generator, ids: &self.ids[self.through..self.through + rows] }
     }
@@ -255,36 +265,37 @@ impl<B: Backend> Generation<B> {
         std::mem::take(&mut self.took)
     }
 
-    /// What is asked of the rows that its next tokens are drawn of. None where logits have to be looked at: which tokens may follow guesses
-    /// of an answer with a form is only known once they are right.
+    /// What is asked of the rows that its next tokens are drawn of.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] where nothing may come next.
-    pub fn choices(&mut self) -> Result<Option<Vec<RowChoice>>, ModelError> {
-        if self.guide.is_some() && self.guessed > 0 {
-            return Ok(None);
-        }
+    pub fn choices(&mut self) -> Result<Vec<RowChoice>, ModelError> {
         let mut choices = self.sampler.choices(&self.ids[self.ids.len() - self.guessed..]);
-        if let Some(mask) = self.next_mask()? {
-            choices[0].shape.get_or_insert_default().allowed = Some(mask.words().to_vec());
+        if let Some(masks) = self.next_masks()? {
+            self.told = Some(masks.len());
+            for (choice, mask) in choices.iter_mut().zip(masks) {
+                choice.shape.get_or_insert_default().allowed = Some(mask.into_words());
+            }
         }
-        choices.iter_mut().zip(self.known()).for_each(|(choice, id)| choice.token = TokenChoice::Known(*id));
+        for (choice, id) in choices.iter_mut().zip(self.known()) {
+            (choice.token, choice.shape) = (TokenChoice::Known(*id), None);
+        }
         let top = self.top();
         choices.iter_mut().for_each(|choice| choice.top = top);
-        Ok(Some(choices))
+        Ok(choices)
     }
 
-    /// Which tokens may come next, where the answer is held to a form.
-    fn next_mask(&mut self) -> Result<Option<TokenMask>, ModelError> {
+    /// Which tokens may come next and behind guesses, as far as that is known, where the answer is held to a form.
+    fn next_masks(&mut self) -> Result<Option<Vec<TokenMask>>, ModelError> {
         let choice = &self.order.choice;
         let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
         let Some(guide) = self.guide.as_mut().filter(|_| left > 0) else { return Ok(None) };
         let answer = choice.max_tokens as usize - choice.scored_tokens();
         let began = Instant::now();
         // The room that is left is taken to close what is open.
-        let mask = guide.mask(left <= (answer / 2).min(CLOSES_WITHIN));
+        let masks = guide.masks(|guesses| left <= (answer / 2).min(CLOSES_WITHIN) + guesses);
         self.masked += began.elapsed();
-        mask.map(Some)
+        masks.map(Some)
     }
 
     /// What tokens waited for their masks, where the answer is held to a form.
@@ -296,8 +307,9 @@ impl<B: Backend> Generation<B> {
     pub fn choose(&mut self, rows: &[LastRow]) -> Result<Vec<Chosen>, ModelError> {
         self.spans.iter_mut().for_each(GenerationSpans::stepped);
         let guesses = self.ids.split_off(self.ids.len() - std::mem::take(&mut self.guessed));
+        let told = self.told.take().unwrap_or(rows.len());
         let mut all = Vec::with_capacity(rows.len());
-        for (at, row) in rows.iter().enumerate() {
+        for (at, row) in rows.iter().enumerate().take(told) {
             let chosen = self.choose_next(row)?;
             let token = chosen.token.as_ref().map(|token| token.0);
             let goes_on = chosen.end.is_none() && token.is_some_and(|token| guesses.get(at) == Some(&token));
@@ -323,9 +335,9 @@ impl<B: Backend> Generation<B> {
                 self.sampler.chose();
                 row.token
             }
-            LastRow::Logits(logits) => match self.next_mask()? {
-                Some(mask) => self.sampler.next_within(logits, &mask),
-                None => self.sampler.next(logits),
+            LastRow::Logits(logits) => match self.next_masks()?.as_deref() {
+                Some([mask, ..]) => self.sampler.next_within(logits, mask),
+                _ => self.sampler.next(logits),
             },
         };
         let given = self.order.generated.get(self.tokens).copied();

@@ -402,20 +402,33 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// Which tokens may come next. `closes`: the answer's room ends, so that what is open is closed where that can be.
+    /// Begins to compute which tokens may come next and behind each of these guesses, beside the caller.
+    pub fn look_ahead(&mut self, guesses: &[u32]) {
+        self.parser.look_ahead(guesses);
+    }
+
+    /// Which tokens may come next, and behind each guess that was looked ahead at: as far as those may come and the parser can tell.
+    /// `closes` of how many of the guesses are before it: the answer's room ends there, so that what is open is closed where that can be.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] when the parser gives up, or nothing may come next.
-    pub fn mask(&mut self, closes: bool) -> Result<TokenMask, ModelError> {
-        let NextTokens { mut mask, ends } = self.parser.next_tokens().map_err(|cause| lost(&cause))?;
+    pub fn masks(&mut self, closes: impl Fn(usize) -> bool) -> Result<Vec<TokenMask>, ModelError> {
+        let all = self.parser.next_tokens().map_err(|cause| lost(&cause))?;
+        let masks: Vec<TokenMask> =
+            all.into_iter().enumerate().map_while(|(at, next)| self.mask(next, closes(at))).collect();
+        if masks.is_empty() { Err(lost("no token may come next")) } else { Ok(masks) }
+    }
+
+    /// None where nothing may come.
+    fn mask(&self, NextTokens { mut mask, ends }: NextTokens, closes: bool) -> Option<TokenMask> {
         if let Some(only) = self.closing(&mask, ends).filter(|_| closes) {
             mask.set_all(false);
             mask.allow_token(only);
-            return Ok(TokenMask(mask));
+            return Some(TokenMask(mask));
         }
         let vocab = mask.len();
         self.eos.iter().filter(|id| (**id as usize) < vocab).for_each(|id| mask.set(*id as usize, ends));
-        if mask.is_zero() { Err(lost("no token may come next")) } else { Ok(TokenMask(mask)) }
+        Some(TokenMask(mask)).filter(|TokenMask(mask)| !mask.is_zero())
     }
 
     /// What closes most of what is open.
@@ -428,7 +441,7 @@ impl Guide {
         end.or(within).or_else(|| others.iter().copied().find(allowed))
     }
 
-    /// The answer goes on with this token. What may follow is computed beside the caller.
+    /// The answer goes on with this token.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] when it may not.
@@ -462,8 +475,8 @@ impl TokenMask {
     }
 
     /// A bit of each token, as [`RowShape`](asterism_kernels::RowShape) has them.
-    pub fn words(&self) -> &[u32] {
-        self.0.as_slice()
+    pub fn into_words(self) -> Vec<u32> {
+        self.0.into()
     }
 
     /// Whether it has one of most runs of tokens.
@@ -530,7 +543,7 @@ mod tests {
         let (mut random, mut ids) = (StdRng::seed_from_u64(seed), Vec::new());
         while ids.len() < most {
             let logits: Vec<f32> = (0..config.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
-            let mask = guide.mask(2 * ids.len() > most).unwrap();
+            let mask = guide.masks(|_| 2 * ids.len() > most).unwrap().remove(0);
             let id = sampler.next_within(&logits, &mask);
             if config.eos.contains(&id) {
                 return (tokenizer.decode(&ids).unwrap(), true);
@@ -618,7 +631,7 @@ mod tests {
                 }
                 // Without slices it may run into the bounds of a mask's work.
                 let Ok(expected) = matcher.compute_mask_or_eos() else { break };
-                let mask = guide.mask(false).unwrap();
+                let mask = guide.masks(|_| false).unwrap().remove(0);
                 let allowed: Vec<u32> =
                     (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && mask.allows(*id)).collect();
                 let wanted = (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && expected.is_allowed(*id));
@@ -639,6 +652,54 @@ mod tests {
             }
         }
         assert!(tokens > 200, "{tokens}");
+    }
+
+    #[test]
+    fn masks_behind_guesses_are_those_of_an_answer_that_goes_on_so() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (tokenizer, config) = (Tokenizer::from_checkpoint(&checkpoint).unwrap(), checkpoint.config().clone());
+        let guides = Arc::new(Guides::new(&tokenizer, config.vocab, &config.eos).unwrap());
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}});
+        let words = |mask: TokenMask| mask.into_words();
+        let (mut draw, mut foreseen) = (StdRng::seed_from_u64(46), 0);
+        for form in [Constraint::JsonSchema(schema), Constraint::JsonObject, Constraint::Regex("[a-f ]{9,60}".into())] {
+            let mut walked = guides.guide(&form).unwrap();
+            let (mut ids, mut masks) = (Vec::new(), Vec::new());
+            while ids.len() < 60 && !walked.is_whole() {
+                let mask = walked.masks(|_| ids.len() > 40).unwrap().remove(0);
+                let allowed: Vec<u32> = (0..config.vocab as u32).filter(|id| mask.allows(*id)).collect();
+                masks.push(words(mask));
+                let id = allowed[draw.random_range(0..allowed.len())];
+                if config.eos.contains(&id) {
+                    break;
+                }
+                walked.accept(id).unwrap();
+                ids.push(id);
+            }
+            let mut guide = guides.guide(&form).unwrap();
+            let mut at = 0;
+            while at < masks.len() {
+                let ahead = draw.random_range(0..9).min(masks.len() - 1 - at);
+                let mut guesses = ids[at..at + ahead].to_vec();
+                let wrong = draw.random_bool(0.5);
+                if wrong {
+                    // What no text of these forms has.
+                    guesses.push(config.eos[0]);
+                }
+                guide.look_ahead(&guesses);
+                if draw.random_bool(0.5) {
+                    thread::yield_now();
+                }
+                let behind: Vec<_> = guide.masks(|guesses| at + guesses > 40).unwrap().into_iter().map(words).collect();
+                assert_eq!(behind, masks[at..at + ahead + 1], "{form:?} at {at}");
+                foreseen += ahead;
+                for id in ids.iter().skip(at).take(ahead + 1) {
+                    guide.accept(*id).unwrap();
+                }
+                at += ahead + 1;
+            }
+        }
+        assert!(foreseen > 40, "{foreseen}");
     }
 
     #[test]

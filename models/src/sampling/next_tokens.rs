@@ -30,12 +30,11 @@ impl MaskThreads {
         Self(waiting)
     }
 
-    /// The parser of an answer, whose first mask is computed beside the caller.
+    /// The parser of an answer.
     pub fn parser(&self, matcher: Matcher) -> AnswerParser {
-        let answer = Arc::new(Mutex::new(ParsedAnswer { matcher, next: NextMask::Wanted, took: Duration::ZERO }));
-        let parser = AnswerParser { answer, waiting: self.0.clone() };
-        parser.compute_beside();
-        parser
+        let (guesses, next, took) = (Vec::new(), NextMasks::Unwanted, WORTH_A_THREAD);
+        let answer = Arc::new(Mutex::new(ParsedAnswer { matcher, guesses, next, took }));
+        AnswerParser { answer, waiting: self.0.clone() }
     }
 }
 
@@ -45,7 +44,7 @@ fn compute_all(queue: &Mutex<mpsc::Receiver<Weak<Mutex<ParsedAnswer>>>>) {
     while let Some(answer) = next() {
         if let Some(answer) = answer.upgrade() {
             let mut answer = locked(&answer);
-            if matches!(answer.next, NextMask::Wanted) {
+            if matches!(answer.next, NextMasks::Wanted) {
                 answer.compute();
             }
         }
@@ -62,18 +61,20 @@ pub struct AnswerParser {
     waiting: mpsc::SyncSender<Weak<Mutex<ParsedAnswer>>>,
 }
 
-/// An answer so far, and the mask behind it.
+/// An answer so far, and what may come behind it.
 struct ParsedAnswer {
     matcher: Matcher,
-    next: NextMask,
-    /// What the last mask took.
+    /// What is guessed to come next.
+    guesses: Vec<u32>,
+    next: NextMasks,
+    /// What each of the last masks took.
     took: Duration,
 }
 
-enum NextMask {
+enum NextMasks {
     Unwanted,
     Wanted,
-    Computed(Result<NextTokens, String>),
+    Computed(Result<Vec<NextTokens>, String>),
 }
 
 /// What may come behind an answer so far.
@@ -84,24 +85,67 @@ pub struct NextTokens {
     pub ends: bool,
 }
 
+impl NextTokens {
+    fn behind(matcher: &mut Matcher) -> Result<Self, String> {
+        let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let ends = matcher.is_accepting().is_ok_and(|accepting| accepting) || matcher.is_stopped();
+        Ok(Self { mask, ends })
+    }
+}
+
 impl ParsedAnswer {
     fn compute(&mut self) {
         let began = Instant::now();
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| error.to_string());
-        let ends = self.matcher.is_accepting().is_ok_and(|accepting| accepting) || self.matcher.is_stopped();
-        self.next = NextMask::Computed(mask.map(|mask| NextTokens { mask, ends }));
-        self.took = began.elapsed();
+        let next = NextTokens::behind(&mut self.matcher).map(|next| self.foreseen(next));
+        self.took = began.elapsed() / next.as_ref().map_or(1, Vec::len) as u32;
+        self.next = NextMasks::Computed(next);
+    }
+
+    /// What may come next, and behind each guess: up to the first that may not come, that nothing follows, or that the parser gives up
+    /// at.
+    fn foreseen(&self, next: NextTokens) -> Vec<NextTokens> {
+        let mut all = vec![next];
+        if self.guesses.is_empty() {
+            return all;
+        }
+        // A copy: a parser that gave up takes nothing any more.
+        let mut ahead = self.matcher.clone();
+        for guess in &self.guesses {
+            let allows = |next: &NextTokens| (*guess as usize) < next.mask.len() && next.mask.is_allowed(*guess);
+            if !all.last().is_some_and(allows) || ahead.consume_token(*guess).is_err() || ahead.is_stopped() {
+                break;
+            }
+            let Ok(next) = NextTokens::behind(&mut ahead) else { break };
+            all.push(next);
+        }
+        all
     }
 }
 
 impl AnswerParser {
-    /// What may come next; waits for the thread that has begun with it.
-    pub fn next_tokens(&mut self) -> Result<NextTokens, String> {
+    /// Begins to compute what may come next and behind each of these guesses, beside the caller.
+    pub fn look_ahead(&mut self, guesses: &[u32]) {
+        let mut answer = locked(&self.answer);
+        if answer.guesses != guesses || !matches!(answer.next, NextMasks::Computed(_)) {
+            answer.guesses = guesses.to_vec();
+            answer.next = NextMasks::Wanted;
+        }
+        let takes_long = answer.took * (1 + guesses.len() as u32) >= WORTH_A_THREAD;
+        drop(answer);
+        if takes_long {
+            // Where there is no room or no thread, it is computed when it is asked for.
+            drop(self.waiting.try_send(Arc::downgrade(&self.answer)));
+        }
+    }
+
+    /// What may come next, and behind each guess that was looked ahead at, as far as that can be told; waits for the thread that has
+    /// begun with it.
+    pub fn next_tokens(&mut self) -> Result<Vec<NextTokens>, String> {
         let mut answer = locked(&self.answer);
         loop {
-            match mem::replace(&mut answer.next, NextMask::Unwanted) {
-                NextMask::Computed(next) => return next,
-                NextMask::Unwanted | NextMask::Wanted => answer.compute(),
+            match mem::replace(&mut answer.next, NextMasks::Unwanted) {
+                NextMasks::Computed(next) => return next,
+                NextMasks::Unwanted | NextMasks::Wanted => answer.compute(),
             }
         }
     }
@@ -110,19 +154,9 @@ impl AnswerParser {
     pub fn accept(&mut self, id: u32) -> Result<bool, String> {
         let mut answer = locked(&self.answer);
         answer.matcher.consume_token(id).map_err(|error| error.to_string())?;
-        let whole = answer.matcher.is_stopped() && !answer.matcher.is_error();
-        answer.next = if whole { NextMask::Unwanted } else { NextMask::Wanted };
-        let takes_long = answer.took >= WORTH_A_THREAD;
-        drop(answer);
-        if !whole && takes_long {
-            self.compute_beside();
-        }
-        Ok(whole)
-    }
-
-    fn compute_beside(&self) {
-        // Where there is no room or no thread, it is computed when it is asked for.
-        drop(self.waiting.try_send(Arc::downgrade(&self.answer)));
+        answer.guesses.clear();
+        answer.next = NextMasks::Unwanted;
+        Ok(answer.matcher.is_stopped() && !answer.matcher.is_error())
     }
 }
 
@@ -146,13 +180,14 @@ mod tests {
     }
 
     fn is_computed(parser: &AnswerParser) -> bool {
-        matches!(locked(&parser.answer).next, NextMask::Computed(_))
+        matches!(locked(&parser.answer).next, NextMasks::Computed(_))
     }
 
     #[test]
     fn a_mask_is_computed_before_it_is_asked_for() {
         let mut parser = MaskThreads::start(2).parser(matcher("ab*"));
         for letter in b"abb" {
+            parser.look_ahead(b"bb".map(u32::from).as_slice());
             let deadline = Instant::now() + Duration::from_secs(60);
             while !is_computed(&parser) {
                 assert!(Instant::now() < deadline, "nobody computed a mask");
@@ -160,8 +195,9 @@ mod tests {
             }
             // The next is computed beside, too, where this one took long.
             locked(&parser.answer).took = WORTH_A_THREAD;
-            let next = parser.next_tokens().unwrap();
-            assert!(next.mask.is_allowed(u32::from(*letter)) && next.ends == (*letter == b'b'));
+            let all = parser.next_tokens().unwrap();
+            assert!(all[0].mask.is_allowed(u32::from(*letter)) && all[0].ends == (*letter == b'b'));
+            assert_eq!(all.len(), if *letter == b'a' { 1 } else { 3 }, "no mask behind what may not come");
             assert!(!parser.accept(u32::from(*letter)).unwrap());
         }
     }
@@ -171,10 +207,30 @@ mod tests {
         let mut parser = MaskThreads::start(0).parser(matcher("ab"));
         for (letter, whole) in [(b'a', false), (b'b', true)] {
             assert!(!is_computed(&parser));
-            assert_eq!(parser.next_tokens().unwrap().mask.num_set(), 1);
+            assert_eq!(parser.next_tokens().unwrap()[0].mask.num_set(), 1);
             assert_eq!(parser.accept(u32::from(letter)).unwrap(), whole);
         }
         assert!(parser.accept(u32::from(b'b')).is_err());
+    }
+
+    #[test]
+    fn guesses_are_looked_ahead_at_and_forgotten() {
+        let mut parser = MaskThreads::start(0).parser(matcher("ab{3}c"));
+        let masks = |parser: &mut AnswerParser, guesses: &[u8]| {
+            parser.look_ahead(&guesses.iter().copied().map(u32::from).collect::<Vec<_>>());
+            let tokens =
+                |next: &NextTokens| (0..256).filter(|id| next.mask.is_allowed(*id)).map(|id| id as u8).collect();
+            parser.next_tokens().unwrap().iter().map(tokens).collect::<Vec<Vec<u8>>>()
+        };
+        assert_eq!(masks(&mut parser, b"abbbc"), [b"a", b"b", b"b", b"b", b"c"], "nothing follows the last");
+        assert_eq!(masks(&mut parser, b"acb"), [b"a", b"b"]);
+        assert_eq!(masks(&mut parser, b""), [b"a"]);
+        assert!(!parser.accept(u32::from(b'a')).unwrap());
+        // What was looked ahead at before is not what comes now.
+        assert_eq!(masks(&mut parser, b"b"), [b"b", b"b"]);
+        for (letter, whole) in b"bbbc".iter().zip([false, false, false, true]) {
+            assert_eq!(parser.accept(u32::from(*letter)).unwrap(), whole);
+        }
     }
 
     #[test]
@@ -182,13 +238,15 @@ mod tests {
         let (waiting, queue) = mpsc::sync_channel(WAITING_MASKS);
         let queue = Mutex::new(queue);
         let threads = MaskThreads(waiting);
-        let (gone, stays) = (threads.parser(matcher("a*")), threads.parser(matcher("b*")));
+        let (mut gone, mut stays) = (threads.parser(matcher("a*")), threads.parser(matcher("b*")));
+        gone.look_ahead(&[]);
+        stays.look_ahead(&[]);
         let answer = stays.answer.clone();
         let gone_answer = Arc::downgrade(&gone.answer);
         drop((gone, stays, threads));
         // Returns, as nothing can come any more.
         compute_all(&queue);
         assert!(gone_answer.upgrade().is_none());
-        assert!(matches!(locked(&answer).next, NextMask::Computed(_)));
+        assert!(matches!(locked(&answer).next, NextMasks::Computed(_)));
     }
 }

@@ -173,22 +173,30 @@ impl Device {
     /// Rows of logits, changed as their shapes say.
     fn changed_rows(&self, logits: &Tensor, shapes: &[(usize, &RowShape)]) -> Result<ChangedRows, KernelError> {
         let (_, vocab) = logits.matrix("choose_tokens")?;
-        let (mut table, mut changes, mut words) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut end_change, mut first_word) = (0, 0);
+        let row_words = vocab.div_ceil(32);
+        let (mut table, mut changes) = (Vec::new(), Vec::new());
+        // Within a text, an answer's tokens have one mask after another that is the same.
+        let mut masks: Vec<&[u32]> = Vec::new();
+        let mut end_change = 0;
         for (row, RowShape { changes: of_row, allowed }) in shapes {
             let first_change = end_change;
             end_change += of_row.len() as i32;
-            let word = if allowed.is_some() { first_word } else { -1 };
+            let word = allowed.as_deref().map_or(-1, |allowed| {
+                if masks.last() != Some(&allowed) {
+                    masks.push(allowed);
+                }
+                ((masks.len() - 1) * row_words) as i32
+            });
             table.extend([*row as i32, first_change, end_change, word].into_iter().flat_map(i32::to_le_bytes));
             changes.extend(of_row.iter().flat_map(change_bytes));
-            if let Some(allowed) = allowed {
-                let row_words = allowed.iter().copied().chain(std::iter::repeat(0)).take(vocab.div_ceil(32));
-                words.extend(row_words.flat_map(u32::to_le_bytes));
-                first_word += vocab.div_ceil(32) as i32;
-            }
         }
         let (changes_at, words_at) = (table.len(), table.len() + changes.len());
-        let table = self.upload_bytes(&[table, changes, words].concat())?;
+        let mut bytes = [table, changes].concat();
+        for (mask, end) in masks.iter().zip(1..) {
+            bytes.extend(mask.iter().take(row_words).flat_map(|word| word.to_le_bytes()));
+            bytes.resize(words_at + 4 * row_words * end, 0);
+        }
+        let table = self.upload_bytes(&bytes)?;
         let changed = ChangedRows {
             logits: self.alloc(shapes.len() * vocab * DType::F32.size())?,
             likeliest: self.alloc(shapes.len() * LIKELIEST_BYTES)?,
