@@ -245,6 +245,7 @@ fn an_id_is_one_request_of_one_client() {
     other["query"] = json!("What does job mine say?");
     let (status, answer) = submit(&cluster, &other);
     assert_eq!((status, answer["error"]["code"].as_str()), (409, Some("job_exists")), "{answer}");
+    assert_eq!(answer["error"]["type"], "invalid_request_error", "{answer}");
     let asked = |query: &str| {
         fs::write(cluster.folder().join("c.txt"), "The whale is white.").expect("a file");
         let arguments = ["job", "submit", "--context", "c.txt", "--query", query, "--max-tokens", "2", "--id", "cli"];

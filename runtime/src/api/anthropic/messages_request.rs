@@ -11,7 +11,7 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::api::{
-    http::error::Refusal,
+    http::error::{Refusal, parser_words},
     openai::{
         ApiState, Checked,
         chat::{Conversation, NOTHING_ASKED},
@@ -25,7 +25,6 @@ use crate::api::{
         },
     },
 };
-use crate::error::wording::reworded;
 
 /// Most values of a request: texts are bounded with its bytes.
 const MOST_MESSAGES_VALUES: usize = 65_536;
@@ -136,7 +135,7 @@ fn answered(mut fields: Map<String, Value>) -> Checked<Fields> {
     fields.entry("max_tokens").or_insert(COUNTED.into());
     let read = serde_json::from_value(Value::Object(fields)).map(|fields: Fields| fields.with_names(OWN));
     read.map_err(|error: serde_json::Error| {
-        Refusal::invalid(None, format!("the request is not what is wanted here: {}", reworded(&error.to_string())))
+        Refusal::invalid(None, format!("the request is not what is wanted here: {}", parser_words(&error)))
     })
 }
 

@@ -207,7 +207,7 @@ impl Refusal {
     pub fn envelope(&self, request_id: Option<&str>) -> ErrorEnvelope {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => "not_found_error",
+            StatusCode::NOT_FOUND | StatusCode::GONE => "not_found_error",
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => "overloaded_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
@@ -278,8 +278,20 @@ pub fn too_slow() -> Refusal {
 
 /// The answer to a body that cannot be read: parsers repeat what they read, however long it is.
 pub fn no_request(param: Option<&str>, cause: &str) -> Refusal {
-    let cause: String = reworded(cause).chars().take(CAUSE_CHARS).flat_map(char::escape_debug).collect();
-    Refusal::invalid(param, format!("the request body is not what is wanted here: {cause}"))
+    Refusal::invalid(param, format!("the request body is not what is wanted here: {}", parser_words(&cause)))
+}
+
+/// What a parser says, reworded and bounded, on one line. Parsers quote and escape texts themselves: what is escaped here is what they
+/// repeat as it came.
+pub fn parser_words(cause: &dyn fmt::Display) -> String {
+    let mut words = String::new();
+    for character in reworded(&cause.to_string()).chars().take(CAUSE_CHARS) {
+        match character {
+            '"' | '\'' | '\\' => words.push(character),
+            _ => words.extend(character.escape_debug()),
+        }
+    }
+    words
 }
 
 /// The answer to a path that cannot be read.
@@ -305,4 +317,49 @@ pub fn nothing_at(request: &HttpRequest, methods: &[&str]) -> Refusal {
         "not_found",
         format!("there is no {} {}", request.method(), bounds::shown(request.path())),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_parser_quotes_is_escaped_once() {
+        for (body, words) in [
+            (r#""5""#, r#"invalid type: string "5""#),
+            (r#""it's""#, r#"invalid type: string "it's""#),
+            (r#""\u001b\"""#, r#"invalid type: string "\u{1b}\"""#),
+        ] {
+            let error = serde_json::from_str::<u64>(body).expect_err(body);
+            let said = parser_words(&error);
+            assert!(said.starts_with(&format!("{words}, expected a whole number from 0 on")), "{said}");
+        }
+        assert_eq!(
+            parser_words(&"unknown field `\u{1b}\n\u{202e}`"),
+            r"unknown field `\u{1b}\n\u{202e}`; none is known here"
+        );
+        assert_eq!(parser_words(&"x".repeat(1 << 20)).len(), CAUSE_CHARS);
+    }
+
+    /// Clients branch on the type: what is in conflict is there.
+    #[test]
+    fn a_refusal_has_the_type_of_its_status() {
+        for (code, status, kind) in [
+            ("session_busy", 409, "invalid_request_error"),
+            ("job_exists", 409, "invalid_request_error"),
+            ("session_not_found", 404, "not_found_error"),
+            ("session_expired", 410, "not_found_error"),
+            ("overloaded", 503, "overloaded_error"),
+            ("sampling", 400, "invalid_request_error"),
+            ("internal", 500, "server_error"),
+        ] {
+            let body = ErrorBody { message: String::new(), code: code.to_owned(), param: None };
+            let refusal = Refusal::coded(body);
+            assert_eq!(
+                (refusal.status().as_u16(), refusal.envelope(None).error.kind.as_str()),
+                (status, kind),
+                "{code}"
+            );
+        }
+    }
 }

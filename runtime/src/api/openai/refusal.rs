@@ -10,8 +10,8 @@ use asterism_actors::{
 use asterism_models::ModelError;
 
 use crate::{
-    api::http::error::Refusal,
-    error::wording::{nearest, reworded},
+    api::http::error::{Refusal, parser_words},
+    error::wording::nearest,
 };
 
 /// A job that was not taken; `text` is the field that context and query came in.
@@ -37,17 +37,26 @@ pub fn of_request(error: JobError, (text, form): (&'static str, &'static str)) -
              {query} of the question, {generated} to generate). Shorten the text or lower max_tokens",
             context.saturating_add(*query).saturating_add(*generated)
         ),
-        JobError::TooLarge { cause, maximum, bound, .. } => {
-            format!(
-                "This model's maximum context length is {maximum} tokens{bound}. However, of {text}: {cause}. Shorten it"
-            )
-        }
+        JobError::TooLarge { cause, maximum, bound, .. } => format!(
+            "This model's maximum context length is {maximum} tokens{bound}. However, {text} has {}",
+            excess(cause)
+        ),
         _ => body.message,
     };
     let body = ErrorBody { message, param, code: body.code };
     match body.code.as_str() {
         "context_too_long" => Refusal::with(StatusCode::BAD_REQUEST, body),
         _ => Refusal::coded(body),
+    }
+}
+
+/// What a text has too much of, and what to do.
+fn excess(cause: &ModelError) -> String {
+    match cause {
+        ModelError::TooManyTokens { most } => format!("more than {most} tokens. Shorten it"),
+        // It says itself what to do: a shorter text may have such a stretch, too.
+        ModelError::Uncut { .. } => cause.to_string(),
+        _ => format!("{cause}. Shorten it"),
     }
 }
 
@@ -99,7 +108,7 @@ pub fn not_found(what: &str, id: &str) -> Refusal {
 
 /// What stands behind the `?` and cannot be read.
 pub fn of_query(error: QueryPayloadError, _: &HttpRequest) -> actix_web::Error {
-    let cause: String = reworded(&error.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
+    let cause = parser_words(&error);
     Refusal::invalid(None, format!("what stands behind the ? is not what is wanted here: {cause}")).into()
 }
 
@@ -140,4 +149,35 @@ pub fn unknown<'a>(field: &str, known: impl IntoIterator<Item = &'a str>) -> Ref
     let message = format!("there is no field {field} here; {meant}");
     let body = ErrorBody { message, code: "unknown_parameter".into(), param: Some(field) };
     Refusal::with(StatusCode::BAD_REQUEST, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_too_long_is_refused_in_whole_sentences() {
+        for (cause, words) in [
+            (ModelError::TooManyTokens { most: 8192 }, "However, prompt has more than 8192 tokens. Shorten it"),
+            (
+                ModelError::TooManyBytes { bytes: 90_000, most: 80_000, least_tokens: Some(9000) },
+                "However, prompt has 90000 bytes of text, which are 9000 tokens at least, expected at most 80000 bytes. Shorten it",
+            ),
+            (
+                ModelError::TooManyBytes { bytes: 90_000, most: 80_000, least_tokens: None },
+                "However, prompt has 90000 bytes of text, expected at most 80000 bytes. Shorten it",
+            ),
+            (
+                ModelError::Uncut { most: 4096 },
+                "However, prompt has 4096 bytes of text without a place to cut it, such as one letter or spaces over and over; \
+                 break them up with words or lines",
+            ),
+        ] {
+            let (cause, model) = (Box::new(cause), "moon".to_owned());
+            let error = JobError::TooLarge { param: "context", cause, maximum: 8192, model, bound: "" };
+            let refusal = of_job(error, "prompt");
+            let expected = format!("This model's maximum context length is 8192 tokens. {words}");
+            assert_eq!((refusal.code(), refusal.to_string()), ("context_too_long", expected));
+        }
+    }
 }

@@ -45,7 +45,7 @@ fn refusals_name_no_types_of_this_program() {
     let cluster = cluster(None);
     let sound = json!({"messages": one(), "max_tokens": 3}).to_string();
     for (body, words) in [
-        (sound.replace('3', "\"many\""), "expected a whole number from 0 on"),
+        (sound.replace('3', "\"many\""), "string \"many\", expected a whole number from 0 on"),
         (sound.replace('3', "-1"), "expected a whole number from 0 on"),
         (sound.replace("Which", "\\ud800"), "half of a surrogate pair"),
         (json!({"messages": [], "max_tokens": 3}).to_string(), "expected a message of role user"),
@@ -79,6 +79,6 @@ fn a_text_that_is_too_long_by_its_bytes_is_told_its_lengths() {
     let (status, answer) = send(&cluster, ("POST", CHAT), &[JSON], &body);
     let message = answer["error"]["message"].as_str().expect("a message");
     assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_too_long")), "{answer}");
-    assert!(message.contains(&format!("{} bytes of text", text.len())), "{message}");
+    assert!(message.contains(&format!("However, messages has {} bytes of text", text.len())), "{message}");
     assert!(message.contains("tokens at least") && message.contains("maximum context length is 16384"), "{message}");
 }

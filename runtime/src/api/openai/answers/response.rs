@@ -38,9 +38,18 @@ pub fn id_of(job: &str) -> String {
     format!("{RESPONSE_PREFIX}{}", job.strip_prefix("job-").unwrap_or(job))
 }
 
-/// Whether there is an answer that something can follow.
-pub fn has_answered(status: &JobStatus) -> bool {
-    ["completed", "incomplete"].contains(&state(status))
+/// Why there is no answer that something can follow, and what to do; none where there is one.
+pub fn unanswered(status: &JobStatus) -> Option<&'static str> {
+    match status.state {
+        JobState::Succeeded => None,
+        JobState::Pending | JobState::Running => {
+            Some("has not been answered; wait for it, or go on behind an earlier one")
+        }
+        JobState::Failed => Some("failed and has no answer; ask it again, or go on behind an earlier one"),
+        JobState::Cancelled => {
+            Some("was cancelled and has no whole answer; ask it again, or go on behind an earlier one")
+        }
+    }
 }
 
 fn digits(status: &JobStatus) -> &str {
@@ -385,6 +394,20 @@ mod tests {
             }
         }
         items
+    }
+
+    #[test]
+    fn what_will_never_be_answered_is_not_to_be_waited_for() {
+        for (state, begin, is_awaited) in [
+            ("PENDING", "has not been answered", true),
+            ("RUNNING", "has not been answered", true),
+            ("FAILED", "failed", false),
+            ("CANCELLED", "was cancelled", false),
+        ] {
+            let said = unanswered(&status("a", state)).expect(state);
+            assert!(said.starts_with(begin) && said.contains("wait for it") == is_awaited, "{state}: {said}");
+        }
+        assert_eq!(unanswered(&status("a", "SUCCEEDED")), None);
     }
 
     #[test]

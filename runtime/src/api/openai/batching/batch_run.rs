@@ -26,7 +26,7 @@ pub use crate::api::openai::store::open::Open;
 use crate::api::{
     http::{
         body::{intake::unmarked, weight},
-        error::Refusal,
+        error::{Refusal, parser_words},
     },
     openai::{
         ApiState, Checked,
@@ -40,7 +40,6 @@ use crate::api::{
         store::{self, BATCH_PREFIX, Batch, BatchState, FILE_PREFIX, StoredFile, record::ResponseSettings},
     },
 };
-use crate::error::wording::reworded;
 use answers::BatchAnswers;
 use documents::document;
 pub use line::BatchLine;
@@ -177,9 +176,8 @@ impl BatchWork {
         let mut share = intake.awaited(&self.holder, unread + structure).await;
         let line = serde_json::from_slice(unmarked(&self.lines.read(place).map_err(gone)?));
         share.shrink(unread);
-        line.map(|line| (line, share)).map_err(|error| {
-            Refusal::invalid("body", format!("the line is no request: {}", reworded(&error.to_string())))
-        })
+        line.map(|line| (line, share))
+            .map_err(|error| Refusal::invalid("body", format!("the line is no request: {}", parser_words(&error))))
     }
 
     async fn asked(&self, body: Fields) -> Checked<ParsedRequest> {

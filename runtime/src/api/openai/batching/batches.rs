@@ -21,7 +21,7 @@ use crate::api::{
             intake::{self, Intake, Taken},
             weight,
         },
-        error::Refusal,
+        error::{Refusal, parser_words},
     },
     openai::{
         ApiState, Checked,
@@ -32,7 +32,6 @@ use crate::api::{
         store::{BATCH_PREFIX, Batch, BatchState, Counts, drawn},
     },
 };
-use crate::error::wording::reworded;
 
 /// What lines may ask.
 pub const BATCH_ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
@@ -100,10 +99,8 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
         let line = lines.read(*place).map_err(|error| refusal::of_disk(&error))?;
         let structure = intake.structure(&line).map_err(|refusal| refused(format!("is refused: {refusal}")))?;
         share.merge(intake.room(holder, structure).await?);
-        let line: BatchLine = serde_json::from_slice(&line).map_err(|error| {
-            let cause: String = reworded(&error.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
-            refused(format!("is no request: {cause}"))
-        })?;
+        let line: BatchLine = serde_json::from_slice(&line)
+            .map_err(|error| refused(format!("is no request: {}", parser_words(&error))))?;
         if line.method != "POST" || line.url != endpoint {
             return Err(refused(format!("asks for another endpoint, expected POST {endpoint}")));
         }

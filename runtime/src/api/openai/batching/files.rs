@@ -186,9 +186,6 @@ async fn next(field: &mut Field, (had, most): (usize, usize)) -> Checked<Option<
 fn broken(error: actix_multipart::MultipartError) -> Refusal {
     match &error {
         actix_multipart::MultipartError::Payload(cause) if pace::was_cut(cause) => error::too_slow(),
-        _ => {
-            let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
-            Refusal::invalid(None, format!("the body is no form with a file: {cause}"))
-        }
+        _ => Refusal::invalid(None, format!("the body is no form with a file: {}", error::parser_words(&error))),
     }
 }

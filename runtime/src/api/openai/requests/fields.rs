@@ -16,10 +16,9 @@ use super::{
 };
 use crate::api::openai::store::metadata::Metadata;
 use crate::api::{
-    http::error::Refusal,
+    http::error::{Refusal, parser_words},
     openai::{Checked, refusal},
 };
-use crate::error::wording::reworded;
 
 /// Fields that texts come in.
 const TEXTS: [&str; 4] = ["prompt", "context", "messages", "input"];
@@ -128,8 +127,7 @@ impl Fields {
 
 /// A field that is not as it has to be.
 pub fn wrong(name: &str, cause: &dyn fmt::Display) -> Refusal {
-    let cause: String = reworded(&cause.to_string()).chars().take(200).flat_map(char::escape_debug).collect();
-    Refusal::invalid(name, format!("{name} is not what is wanted here: {cause}"))
+    Refusal::invalid(name, format!("{name} is not what is wanted here: {}", parser_words(cause)))
 }
 
 impl<'de> Deserialize<'de> for Fields {
@@ -330,6 +328,14 @@ mod tests {
         ] {
             assert_eq!(left(name, value.clone()).unwrap().code(), code, "{name}: {value}");
         }
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_shown_as_it_was_written() {
+        let refused = fields(json!({"max_tokens": "5"})).take::<u64>("max_tokens").unwrap_err().to_string();
+        let words =
+            r#"max_tokens is not what is wanted here: invalid type: string "5", expected a whole number from 0 on"#;
+        assert_eq!(refused, words);
     }
 
     #[test]

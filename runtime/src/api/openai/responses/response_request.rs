@@ -240,8 +240,8 @@ async fn before(
         Ok(_) | Err(JobError::NotFound { .. }) => return Err(gone()),
         Err(error) => return Err(refusal::of_job(error, "input")),
     };
-    if !response::has_answered(&status) {
-        return Err(refused("has not been answered; wait for it, or go on behind an earlier one"));
+    if let Some(why) = response::unanswered(&status) {
+        return Err(refused(why));
     }
     let share = state.intake.room(holder, READ_COPIES * state.responses.bytes(id)).await?;
     let (kept, id_read) = (state.responses.clone(), id.to_owned());
