@@ -138,7 +138,7 @@ impl AnyModel<'_> {
 
     fn answer(&self, mut guide: Guide, random: &mut StdRng) -> Result<HeldAnswer> {
         let mut sampler = Sampler::new(Sampling::default());
-        let (mut ids, mut took, mut mask) = (Vec::new(), Vec::new(), guide.masks(|_| false)?.remove(0));
+        let (mut ids, mut took, mut mask) = (Vec::new(), Vec::new(), guide.masks()?.remove(0));
         let is_whole = loop {
             let logits: Vec<f32> = (0..self.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
             let id = sampler.next_within(&logits, &mask);
@@ -154,7 +154,7 @@ impl AnyModel<'_> {
             }
             thread::sleep(self.step);
             let began = Instant::now();
-            mask = guide.masks(|_| false)?.remove(0);
+            mask = guide.masks()?.remove(0);
             took.push(accepted + began.elapsed());
         };
         Ok(HeldAnswer { text: self.tokenizer.decode(&ids)?, is_whole, took })

@@ -37,7 +37,7 @@ pub use generator::{
     PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
 };
 pub use measure::{WatchedContext, synthetic_prompt};
-pub use sampling::{Constraint, Guide, Guides, Logprobs, Sampler, Sampling, TokenMask};
+pub use sampling::{CLOSES_WITHIN, Constraint, Guide, Guides, Logprobs, Sampler, Sampling, TokenMask};
 pub use tokenizer::border::CutPrompt;
 pub use tokenizer::stream::TextStream;
 pub use tokenizer::{Around, Passage, Tokenizer, Written};

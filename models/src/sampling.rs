@@ -1,6 +1,7 @@
 //! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator. What changes logits
 //! before that is `shaping`.
 
+mod closing;
 mod guide;
 mod logprobs;
 mod next_tokens;
@@ -11,7 +12,7 @@ use asterism_kernels::{Nucleus, RowChoice, RowShape, TokenChoice};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-pub use guide::{Constraint, Guide, Guides, TokenMask};
+pub use guide::{CLOSES_WITHIN, Constraint, Guide, Guides, TokenMask};
 pub use logprobs::Logprobs;
 pub use parameters::Sampling;
 use shaping::Shaper;

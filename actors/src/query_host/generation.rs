@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, RowChoice, RowToken, TokenChoice};
 use asterism_models::{
-    CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, Logprobs, ModelError, Sampler, StepPart,
-    TextStream, TokenMask,
+    CLOSES_WITHIN, CallPiece, CallReader, Constraint, ContextKeys, Generator, Guide, Logprobs, ModelError, Sampler,
+    StepPart, TextStream, TokenMask,
 };
 use tokio::time::Instant;
 
@@ -51,6 +51,8 @@ pub struct Generation<B: Backend> {
     guessed: usize,
     /// Of how many rows of its step the form told what may come behind them; absent: of all.
     told: Option<usize>,
+    /// Whether its form was closed with tokens that were not chosen, for want of room.
+    cut: bool,
     /// Where guesses come from, if there are to be any.
     lookup: Option<Lookup>,
     /// How many of them went through.
@@ -67,8 +69,6 @@ pub struct Generation<B: Backend> {
 
 /// Most guesses in a step: sixteen rows cost a device little more than one.
 const MOST_GUESSES: usize = 15;
-/// Tokens of an answer's room that are left to close what is open of its form.
-const CLOSES_WITHIN: usize = 64;
 
 /// What a step's logits come to.
 #[derive(Debug, Default, PartialEq)]
@@ -134,6 +134,7 @@ impl<B: Backend> Generation<B> {
             ids,
             guessed: 0,
             told: None,
+            cut: false,
             lookup,
             keys: order.shards.iter().map(|shard| shard.keys).fold(0, u64::saturating_add),
             through: 0,
@@ -277,7 +278,9 @@ impl<B: Backend> Generation<B> {
                 choice.shape.get_or_insert_default().allowed = Some(mask.into_words());
             }
         }
-        for (choice, id) in choices.iter_mut().zip(self.known()) {
+        // Where an answer's form may be closed it counts what the model would have said.
+        let free = if self.guide.is_some() { self.left().saturating_sub(CLOSES_WITHIN) } else { usize::MAX };
+        for (choice, id) in choices.iter_mut().zip(self.known()).take(free) {
             (choice.token, choice.shape) = (TokenChoice::Known(*id), None);
         }
         let top = self.top();
@@ -287,15 +290,17 @@ impl<B: Backend> Generation<B> {
 
     /// Which tokens may come next and behind guesses, as far as that is known, where the answer is held to a form.
     fn next_masks(&mut self) -> Result<Option<Vec<TokenMask>>, ModelError> {
-        let choice = &self.order.choice;
-        let left = (choice.max_tokens as usize).saturating_sub(self.tokens);
+        let left = self.left();
         let Some(guide) = self.guide.as_mut().filter(|_| left > 0) else { return Ok(None) };
-        let answer = choice.max_tokens as usize - choice.scored_tokens();
         let began = Instant::now();
-        // The room that is left is taken to close what is open.
-        let masks = guide.masks(|guesses| left <= (answer / 2).min(CLOSES_WITHIN) + guesses);
+        let masks = guide.masks();
         self.masked += began.elapsed();
         masks.map(Some)
+    }
+
+    /// Room for tokens.
+    fn left(&self) -> usize {
+        (self.order.choice.max_tokens as usize).saturating_sub(self.tokens)
     }
 
     /// What tokens waited for their masks, where the answer is held to a form.
@@ -340,11 +345,15 @@ impl<B: Backend> Generation<B> {
                 _ => self.sampler.next(logits),
             },
         };
+        let left = self.left();
+        let taken = self.guide.as_mut().map_or(drawn, |guide| guide.within_room(drawn, left));
+        self.cut |= taken != drawn;
+        let drawn = taken;
         let given = self.order.generated.get(self.tokens).copied();
         let choice = &self.order.choice;
         let goes_on = choice.ignore_eos && self.guide.is_none();
         if given.is_none() && !goes_on && self.model.decoder.config().eos.contains(&drawn) {
-            return Ok(Chosen { token: None, end: Some(End { stopped: true, text: self.text.finish()? }) });
+            return Ok(Chosen { token: None, end: Some(End { stopped: !self.cut, text: self.text.finish()? }) });
         }
         let id = given.unwrap_or(drawn);
         self.sampler.accept(id);
@@ -359,14 +368,14 @@ impl<B: Backend> Generation<B> {
         (self.ids, self.through, self.answers) = (vec![id], 0, true);
         let logprobs = match (last, choice.logprobs) {
             (LastRow::Logits(logits), Some(most)) => Some(Box::new(TokenLogprobs::of(logits, id, most))),
-            (LastRow::Chosen(row), Some(_)) => Some(Box::new(Logprobs::of_row(row).into())),
+            (LastRow::Chosen(row), Some(_)) => Some(Box::new(Logprobs::of_another(row, id).into())),
             (_, None) => None,
         };
         let has_called = self.calls.as_mut().is_some_and(|calls| ends_call(calls, &piece));
         let end = if self.text.stopped() || has_called {
-            Some(End { stopped: true, text: String::new() })
+            Some(End { stopped: !self.cut, text: String::new() })
         } else if self.guide.as_ref().is_some_and(Guide::is_whole) {
-            Some(End { stopped: true, text: self.text.finish()? })
+            Some(End { stopped: !self.cut, text: self.text.finish()? })
         } else if self.tokens >= choice.max_tokens as usize {
             Some(End { stopped: false, text: self.text.finish()? })
         } else {

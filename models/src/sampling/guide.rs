@@ -20,7 +20,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::next_tokens::{AnswerParser, MaskThreads, NextTokens};
+use super::{
+    closing::Closing,
+    next_tokens::{AnswerParser, ClosesBehind, MaskThreads, NextTokens},
+};
 use crate::{ModelError, Tokenizer};
 
 /// The form that an answer has.
@@ -61,6 +64,9 @@ const KEPT_COMPILED: usize = 8;
 const MASK_THREADS: usize = 4;
 /// Stack of a thread that compiles.
 const COMPILER_STACK: usize = 16 << 20;
+/// Room in tokens within which what is open is closed, and how much more than that takes makes every token looked at.
+pub const CLOSES_WITHIN: usize = 64;
+const LOOKED_AT: usize = 16;
 /// Most parts of a refused schema that are tried, to say which is at fault.
 const TRIED_PARTS: usize = 64;
 
@@ -245,18 +251,7 @@ pub struct Guides {
     compiled: Mutex<VecDeque<(String, Matcher)>>,
     /// Tokens that end an answer.
     eos: Vec<u32>,
-    closing: Closing,
-}
-
-/// Tokens that close what is open of JSON.
-#[derive(Clone, Default)]
-struct Closing {
-    /// Those that only a text within it has.
-    letters: Vec<u32>,
-    /// What ends a text.
-    quote: Option<u32>,
-    /// Those that close most first.
-    others: Vec<u32>,
+    closing: Arc<Closing>,
 }
 
 impl Guides {
@@ -276,19 +271,14 @@ impl Guides {
         for (word, id) in words.iter().zip(0..) {
             ids.entry(word).or_insert(id);
         }
-        let found = |words: &[&[u8]]| words.iter().filter_map(|word| ids.get(word).copied()).collect::<Vec<_>>();
-        guides.closing = Closing {
-            letters: found(&[b"x", b"~", b"A"]),
-            quote: ids.get(&b"\""[..]).copied(),
-            others: found(&[b"}", b"]", b"\"", b",", b":", b"0", b"1"]),
-        };
+        guides.closing = Arc::new(Closing::new(|word| ids.get(word).copied()));
         Ok(guides)
     }
 
     fn of(env: &TokEnv, eos: &[u32]) -> Result<Self, ModelError> {
         let factory = factory(env, &SlicedBiasComputer::general_slices())?;
         let threads = MaskThreads::start(0);
-        Ok(Self { factory, threads, compiled: Mutex::default(), eos: eos.to_vec(), closing: Closing::default() })
+        Ok(Self { factory, threads, compiled: Mutex::default(), eos: eos.to_vec(), closing: Arc::default() })
     }
 
     /// Holds one answer to a form, of which tokens so far are to be accepted next. Waits until it is compiled, on a thread of its own.
@@ -307,7 +297,7 @@ impl Guides {
             }
         };
         let parser = self.threads.parser(matcher);
-        Ok(Guide { parser, is_whole: false, eos: self.eos.clone(), closing: self.closing.clone() })
+        Ok(Guide { parser, is_whole: false, eos: self.eos.clone(), closing: self.closing.clone(), closes_in: 0 })
     }
 
     fn compile(&self, constraint: &Constraint) -> Result<Matcher, ModelError> {
@@ -398,7 +388,9 @@ pub struct Guide {
     parser: AnswerParser,
     is_whole: bool,
     eos: Vec<u32>,
-    closing: Closing,
+    closing: Arc<Closing>,
+    /// Tokens that closed what was open when that was looked at last.
+    closes_in: usize,
 }
 
 impl Guide {
@@ -408,37 +400,38 @@ impl Guide {
     }
 
     /// Which tokens may come next, and behind each guess that was looked ahead at: as far as those may come and the parser can tell.
-    /// `closes` of how many of the guesses are before it: the answer's room ends there, so that what is open is closed where that can be.
     ///
     /// # Errors
     /// [`ModelError::Constraint`] when the parser gives up, or nothing may come next.
-    pub fn masks(&mut self, closes: impl Fn(usize) -> bool) -> Result<Vec<TokenMask>, ModelError> {
+    pub fn masks(&mut self) -> Result<Vec<TokenMask>, ModelError> {
         let all = self.parser.next_tokens().map_err(|cause| lost(&cause))?;
-        let masks: Vec<TokenMask> =
-            all.into_iter().enumerate().map_while(|(at, next)| self.mask(next, closes(at))).collect();
+        let masks: Vec<TokenMask> = all.into_iter().map_while(|next| self.mask(next)).collect();
         if masks.is_empty() { Err(lost("no token may come next")) } else { Ok(masks) }
     }
 
     /// None where nothing may come.
-    fn mask(&self, NextTokens { mut mask, ends }: NextTokens, closes: bool) -> Option<TokenMask> {
-        if let Some(only) = self.closing(&mask, ends).filter(|_| closes) {
-            mask.set_all(false);
-            mask.allow_token(only);
-            return Some(TokenMask(mask));
-        }
+    fn mask(&self, NextTokens { mut mask, ends }: NextTokens) -> Option<TokenMask> {
         let vocab = mask.len();
         self.eos.iter().filter(|id| (**id as usize) < vocab).for_each(|id| mask.set(*id as usize, ends));
         Some(TokenMask(mask)).filter(|TokenMask(mask)| !mask.is_zero())
     }
 
-    /// What closes most of what is open.
-    fn closing(&self, mask: &SimpleVob, ends: bool) -> Option<u32> {
-        let allowed = |id: &u32| (*id as usize) < mask.len() && mask.is_allowed(*id);
-        let Closing { letters, quote, others } = &self.closing;
-        let end = self.eos.first().copied().filter(|_| ends);
-        // Within a text brackets close nothing.
-        let within = quote.filter(|quote| allowed(quote) && letters.iter().any(allowed));
-        end.or(within).or_else(|| others.iter().copied().find(allowed))
+    /// The token that the answer goes on with where this one was chosen, and there is room for so many, itself among them: this one,
+    /// unless what is open could not be closed behind it, and can be now. Then the first that closes it, or the end where nothing is open.
+    pub fn within_room(&mut self, chosen: u32, left: usize) -> u32 {
+        // To look at every token would take as long as a step of many answers.
+        let looks = left <= self.closes_in + LOOKED_AT || left.is_multiple_of(LOOKED_AT / 2);
+        if left > CLOSES_WITHIN || !looks || self.eos.contains(&chosen) {
+            return chosen;
+        }
+        match self.parser.closes_behind(chosen, left, &self.closing) {
+            ClosesBehind::Chosen(tokens) => {
+                self.closes_in = tokens;
+                chosen
+            }
+            ClosesBehind::Other(first) => first.or(self.eos.first().copied()).unwrap_or(chosen),
+            ClosesBehind::Neither => chosen,
+        }
     }
 
     /// The answer goes on with this token.
@@ -531,7 +524,7 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::StdRng};
 
     use super::*;
-    use crate::{Checkpoint, Sampler, Sampling};
+    use crate::{Checkpoint, Sampler, Sampling, Written};
 
     /// An answer of a model that likes every token as much, held to a form.
     fn answer(constraint: &Constraint, seed: u64, most: usize) -> (String, bool) {
@@ -543,8 +536,8 @@ mod tests {
         let (mut random, mut ids) = (StdRng::seed_from_u64(seed), Vec::new());
         while ids.len() < most {
             let logits: Vec<f32> = (0..config.vocab).map(|_| random.random_range(-4.0..4.0)).collect();
-            let mask = guide.masks(|_| 2 * ids.len() > most).unwrap().remove(0);
-            let id = sampler.next_within(&logits, &mask);
+            let mask = guide.masks().unwrap().remove(0);
+            let id = guide.within_room(sampler.next_within(&logits, &mask), most - ids.len());
             if config.eos.contains(&id) {
                 return (tokenizer.decode(&ids).unwrap(), true);
             }
@@ -583,6 +576,79 @@ mod tests {
             let choice = Constraint::Choice(vec!["yes (a)".to_owned(), "no*".to_owned()]);
             assert!(["yes (a)", "no*"].contains(&answer(&choice, seed, 40).0.as_str()));
         }
+    }
+
+    /// What an answer becomes that a model wants to be this text, with room for so many tokens; how many it took, and whether it is whole.
+    fn cut(
+        guides: &Arc<Guides>,
+        (tokenizer, eos): (&Tokenizer, &[u32]),
+        form: &Constraint,
+        wanted: &str,
+        room: usize,
+    ) -> (String, usize, bool) {
+        let wanted = tokenizer.encode_most(&Written::from(wanted.to_owned()), 1000).unwrap();
+        let wanted: Vec<u32> = wanted.into_iter().filter(|id| !tokenizer.decode(&[*id]).unwrap().is_empty()).collect();
+        let mut guide = guides.guide(form).unwrap();
+        let mut ids: Vec<u32> = Vec::new();
+        while ids.len() < room && !guide.is_whole() {
+            let mask = guide.masks().unwrap().remove(0);
+            let likes = wanted.get(ids.len()).filter(|id| ids[..] == wanted[..ids.len()] && mask.allows(**id));
+            // Beside what it wants a model opens what it can.
+            let opens = || (0..4096).filter(|id| mask.allows(*id)).max_by_key(|id| u32::from(!eos.contains(id)));
+            let id = guide.within_room(likes.copied().or_else(opens).unwrap(), room - ids.len());
+            if eos.contains(&id) {
+                return (tokenizer.decode(&ids).unwrap(), ids.len(), true);
+            }
+            guide.accept(id).unwrap();
+            ids.push(id);
+        }
+        (tokenizer.decode(&ids).unwrap(), ids.len(), guide.is_whole())
+    }
+
+    #[test]
+    fn an_answer_is_closed_only_where_it_has_no_room_otherwise() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (tokenizer, config) = (Tokenizer::from_checkpoint(&checkpoint).unwrap(), checkpoint.config().clone());
+        let guides = Arc::new(Guides::new(&tokenizer, config.vocab, &config.eos).unwrap());
+        let cut = |form: &Constraint, wanted: &str, room| cut(&guides, (&tokenizer, &config.eos), form, wanted, room);
+        let object = |properties: Value, required: Value| {
+            Constraint::JsonSchema(
+                json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false}),
+            )
+        };
+        let number = object(json!({"answer": {"type": "integer"}}), json!(["answer"]));
+        let tags = object(
+            json!({"tags": {"type": "array", "items": {"type": "string"}}, "on": {"type": "boolean"}}),
+            json!(["tags", "on"]),
+        );
+        let list = json!({"$ref": "#/$defs/n", "$defs": {"n": {
+            "type": "object", "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}},
+            "required": ["v", "next"], "additionalProperties": false,
+        }}});
+        let list = Constraint::JsonSchema(list);
+        for (form, wanted) in [
+            (&number, r#"{"answer": 3600417}"#),
+            (&tags, r#"{"tags": ["alpha", "beta", "gamma"], "on": true}"#),
+            (&list, r#"{"v": 1, "next": {"v": 2, "next": {"v": 3, "next": null}}}"#),
+        ] {
+            let (text, needs, whole) = cut(form, wanted, 500);
+            assert!(text == wanted && whole, "{text}");
+            let (_, least, _) = cut(form, "", needs);
+            for room in least.max(needs / 2)..needs {
+                let (text, took, whole) = cut(form, wanted, room);
+                assert!(whole && took <= room, "{text}: {took} of {room}");
+                serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            }
+            // Letters that a model writes otherwise may take some tokens more or less.
+            assert_eq!(cut(form, wanted, needs + 3).0, wanted, "it has the room that it needs");
+        }
+        // What may end anywhere is never cut before its room ends, and what cannot be closed in its room says so.
+        let digits = Constraint::Regex("[0-9]+".to_owned());
+        assert_eq!(cut(&digits, "1234567890", 6).1, 6);
+        assert!(!cut(&number, r#"{"answer": 3600417}"#, 2).2);
+        let email = object(json!({"to": {"type": "string", "format": "email"}}), json!(["to"]));
+        let (text, _, whole) = cut(&email, r#"{"to": "somebodywithaverylongnamethatneverends"#, 40);
+        assert!(whole && serde_json::from_str::<Value>(&text).unwrap()["to"].as_str().unwrap().contains('@'), "{text}");
     }
 
     /// A regular expression that draws make, of at most so many levels.
@@ -631,7 +697,7 @@ mod tests {
                 }
                 // Without slices it may run into the bounds of a mask's work.
                 let Ok(expected) = matcher.compute_mask_or_eos() else { break };
-                let mask = guide.masks(|_| false).unwrap().remove(0);
+                let mask = guide.masks().unwrap().remove(0);
                 let allowed: Vec<u32> =
                     (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && mask.allows(*id)).collect();
                 let wanted = (0..config.vocab as u32).filter(|id| !config.eos.contains(id) && expected.is_allowed(*id));
@@ -666,7 +732,7 @@ mod tests {
             let mut walked = guides.guide(&form).unwrap();
             let (mut ids, mut masks) = (Vec::new(), Vec::new());
             while ids.len() < 60 && !walked.is_whole() {
-                let mask = walked.masks(|_| ids.len() > 40).unwrap().remove(0);
+                let mask = walked.masks().unwrap().remove(0);
                 let allowed: Vec<u32> = (0..config.vocab as u32).filter(|id| mask.allows(*id)).collect();
                 masks.push(words(mask));
                 let id = allowed[draw.random_range(0..allowed.len())];
@@ -690,7 +756,7 @@ mod tests {
                 if draw.random_bool(0.5) {
                     thread::yield_now();
                 }
-                let behind: Vec<_> = guide.masks(|guesses| at + guesses > 40).unwrap().into_iter().map(words).collect();
+                let behind: Vec<_> = guide.masks().unwrap().into_iter().map(words).collect();
                 assert_eq!(behind, masks[at..at + ahead + 1], "{form:?} at {at}");
                 foreseen += ahead;
                 for id in ids.iter().skip(at).take(ahead + 1) {

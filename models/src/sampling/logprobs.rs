@@ -20,6 +20,13 @@ impl Logprobs {
         Self::of_row(&RowChoice { token: TokenChoice::Known(chosen), shape: None, top: most }.of(logits))
     }
 
+    /// Of what was told of a row, for a token in place of the one that it is of. One that is not among the likeliest has the least.
+    pub fn of_another(row: &RowToken, id: u32) -> Self {
+        let logit = row.top.iter().find(|(other, _)| *other == id).map_or(f32::NAN, |(_, logit)| *logit);
+        let logit = if row.token == id { row.logit } else { logit };
+        Self::of_row(&RowToken { token: id, logit, ..row.clone() })
+    }
+
     /// Of what was told of a row.
     pub fn of_row(row: &RowToken) -> Self {
         let logprob = |logit: f32| match row.log_probability(logit) as f32 {

@@ -10,6 +10,8 @@ use std::{
 
 use llguidance::{Matcher, toktrie::SimpleVob};
 
+use super::closing::Closing;
+
 /// Masks that wait for a thread, at most; others are computed when they are asked for.
 const WAITING_MASKS: usize = 256;
 /// A mask is computed beside the thread that generates where the one before took as long: waking another thread takes about as much.
@@ -85,6 +87,16 @@ pub struct NextTokens {
     pub ends: bool,
 }
 
+/// Whether what is open of an answer can be closed in the room that it has left.
+pub enum ClosesBehind {
+    /// Behind the chosen token, in so many.
+    Chosen(usize),
+    /// With another in its place; none where nothing is open.
+    Other(Option<u32>),
+    /// In neither case, as far as is known.
+    Neither,
+}
+
 impl NextTokens {
     fn behind(matcher: &mut Matcher) -> Result<Self, String> {
         let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string())?;
@@ -147,6 +159,20 @@ impl AnswerParser {
                 NextMasks::Computed(next) => return next,
                 NextMasks::Unwanted | NextMasks::Wanted => answer.compute(),
             }
+        }
+    }
+
+    /// Whether what is open can be closed behind a token, where there is room for `left` with it.
+    pub fn closes_behind(&self, chosen: u32, left: usize, closing: &Closing) -> ClosesBehind {
+        let answer = locked(&self.answer);
+        let mut ahead = answer.matcher.clone();
+        let behind = ahead.consume_token(chosen).ok().and_then(|()| closing.path(&ahead, left - 1));
+        match behind {
+            Some(path) => ClosesBehind::Chosen(path.len()),
+            None => match closing.path(&answer.matcher, left) {
+                Some(path) => ClosesBehind::Other(path.first().copied()),
+                None => ClosesBehind::Neither,
+            },
         }
     }
 
