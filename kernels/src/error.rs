@@ -96,7 +96,7 @@ pub enum KernelError {
         library: &'static str,
     },
     /// An operation that a model needs and the device does not have.
-    #[error("the model needs {operation}, for which the device ({device}) has no kernel; run it on the CPU")]
+    #[error("the model needs {operation}, for which the device ({device}) has no kernel; compute it on one CPU")]
     NoKernel {
         /// What is missing.
         operation: &'static str,

@@ -27,6 +27,8 @@ pub struct ChatTemplate {
     reads: Vec<&'static str>,
 }
 
+/// What a user says to try a template with.
+const PROBE: &str = "What does it say?";
 /// Variables that requests have a field for: tools, and how much a model thinks before it answers.
 const REQUEST_VARIABLES: [&str; 3] = ["tools", "enable_thinking", "reasoning_effort"];
 
@@ -47,9 +49,18 @@ impl ChatTemplate {
         let origin = source.origin().to_owned();
         let reads = REQUEST_VARIABLES.into_iter().filter(|variable| source.names_variable(variable)).collect();
         let template = renderer(source);
-        let question = ChatTurn::new(Speaker::User, "What does it say?");
+        let question = ChatTurn::new(Speaker::User, PROBE);
         let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
-        tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
+        let cause = match tried {
+            Ok(rendered) if rendered.written.text().contains(PROBE) => None,
+            Ok(_) => {
+                Some(format!("it leaves out what the user says: {PROBE:?} is not in the text that it makes of it"))
+            }
+            Err(refusal) => Some(refusal.cause()),
+        };
+        if let Some(cause) = cause {
+            return Err(ModelError::ChatTemplate { origin, cause });
+        }
         Ok(Self { template: Some(template), reads })
     }
 
@@ -127,6 +138,23 @@ mod tests {
     /// Thoughts are taken out of all answers but the last.
     const THINKS: &str = "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' and '</think>' in c %}\
                           {% set c = c.split('</think>')[-1].strip() %}{% endif %}<|{{ m.role }}|>{{ c }}<|end|>{% endfor %}";
+
+    #[test]
+    fn a_template_that_leaves_out_what_the_user_says_is_refused() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
+        for (template, is_sound) in
+            [("", false), ("{{ 'fixed' }}", false), ("{{ messages[1].content }}", false), (TRIMS, true)]
+        {
+            let made = ChatTemplate::from_checkpoint(&checkpoint, &tokenizer, |_| source(template).in_process());
+            match made {
+                Ok(_) => assert!(is_sound, "{template}"),
+                Err(error) => {
+                    assert!(!is_sound && error.to_string().contains("a message of a user must render"), "{error}")
+                }
+            }
+        }
+    }
 
     #[test]
     fn tools_and_calls_are_as_they_were_and_names_of_tokens_in_them_are_text() {

@@ -139,7 +139,7 @@ impl ModelConfig {
     }
 
     /// Operations that not every device has and this decoder needs.
-    pub(crate) fn extras(&self) -> Vec<Extra> {
+    pub fn extras(&self) -> Vec<Extra> {
         let LayerSpec { activation, feed_forward, norms_before, norms_behind, .. } = &self.layer;
         let sums = !norms_before || *norms_behind || matches!(feed_forward, FeedForward::Experts(_));
         let needed = [

@@ -137,7 +137,7 @@ fn a_weight_that_differs_is_another_digest() {
 fn what_is_wrong_is_named_with_its_field() {
     let sound = converted(&folder("tiny-qwen2"));
     type Damage = (&'static str, fn(&mut Gguf), &'static str);
-    let cases: [Damage; 21] = [
+    let cases: [Damage; 26] = [
         (
             "architecture",
             |file| file.set("general.architecture", Put::Text("mamba".into())),
@@ -234,6 +234,39 @@ fn what_is_wrong_is_named_with_its_field() {
             |file| file.set("qwen2.expert_count", Put::U32(8)),
             "qwen2.expert_count is 8; expected no mixture of experts",
         ),
+        (
+            "a bias that nothing is computed with",
+            |file| {
+                let bias =
+                    PutTensor { name: "blk.1.attn_output.bias".into(), ..file.tensor("blk.1.attn_q.bias").clone() };
+                file.tensors.push(bias);
+            },
+            "tensor blk.1.attn_output.bias is there; expected no such tensor in a model of qwen2",
+        ),
+        (
+            "a layer too many",
+            |file| file.set("qwen2.block_count", Put::U32(2)),
+            "tensor blk.2.attn_k.bias is there; expected no such tensor",
+        ),
+        (
+            "a key that is not known",
+            |file| file.set("qwen2.attention.temperature_length", Put::U32(8)),
+            "qwen2.attention.temperature_length is 8; expected no such key",
+        ),
+        (
+            "a factor of attention",
+            |file| {
+                file.set("qwen2.rope.scaling.type", Put::Text("yarn".into()));
+                file.set("qwen2.rope.scaling.factor", Put::F32(4.0));
+                file.set("qwen2.rope.scaling.attn_factor", Put::F32(2.0));
+            },
+            "qwen2.rope.scaling.attn_factor is 2; expected 1",
+        ),
+        (
+            "later tokens",
+            |file| file.set("qwen2.attention.causal", Put::Bool(false)),
+            "qwen2.attention.causal is false; expected true",
+        ),
     ];
     for (name, damage, words) in cases {
         let mut file = sound.clone();
@@ -241,6 +274,50 @@ fn what_is_wrong_is_named_with_its_field() {
         let stated = refusal(&file);
         assert!(stated.contains(words), "{name}: {stated}");
     }
+}
+
+/// So many numbers, f32.
+fn floats(name: &str, numbers: Vec<f32>) -> PutTensor {
+    let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    PutTensor { name: name.into(), shape: vec![numbers.len() as u64], kind: 0, bytes }
+}
+
+#[test]
+fn biases_of_a_file_are_computed_with() {
+    let plain = converted(&folder("tiny-llama"));
+    let shape = opened(&plain).config().clone();
+    let (mut biased, mut silent) = (plain.clone(), plain.clone());
+    for layer in 0..shape.layers {
+        for (name, weight) in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+            .map(|name| (format!("blk.{layer}.{name}.bias"), format!("blk.{layer}.{name}.weight")))
+        {
+            let outputs = biased.tensor(&weight).shape[0] as usize;
+            biased.tensors.push(floats(&name, (0..outputs).map(|at| (at as f32 * 0.7).sin()).collect()));
+            silent.tensors.push(floats(&name, vec![0.0; outputs]));
+        }
+    }
+    let [plain, biased, silent] = [plain, biased, silent].map(|file| {
+        let checkpoint = opened(&file);
+        checkpoint.verify().unwrap();
+        logits(&checkpoint, DType::F32)
+    });
+    assert!(plain == silent && plain != biased);
+}
+
+#[test]
+fn rotary_scaling_is_read_by_older_keys_and_without_its_type() {
+    let plain = converted(&folder("tiny-qwen2"));
+    let scaling = |keys: &[(&str, Put)]| {
+        let mut file = plain.clone();
+        keys.iter().for_each(|(key, value)| file.set(&format!("qwen2.rope.{key}"), value.clone()));
+        opened(&file).config().rope.scaling.clone()
+    };
+    let linear = scaling(&[("scaling.type", Put::Text("linear".into())), ("scaling.factor", Put::F32(4.0))]);
+    assert_ne!(linear, RopeScaling::Plain);
+    assert_eq!(scaling(&[("scaling.factor", Put::F32(4.0))]), linear);
+    assert_eq!(scaling(&[("scale_linear", Put::F32(4.0))]), linear);
+    let none = [("scaling.type", Put::Text("none".into())), ("scaling.factor", Put::F32(4.0))];
+    assert_eq!(scaling(&none), RopeScaling::Plain);
 }
 
 #[test]

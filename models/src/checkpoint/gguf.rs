@@ -10,13 +10,17 @@ mod refusal;
 mod split;
 mod tokenizer;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use serde_json::Value;
 
 use super::{
     Checkpoint,
     chat_files::ChatFiles,
+    random,
     weights::{TensorEntry, WeightFile},
 };
 use crate::{ModelConfig, ModelError};
@@ -86,6 +90,11 @@ fn read(files: &[(String, WeightFile)], headers: &[Header<'_>]) -> Result<Read, 
     };
     let json = configuration::config_json(&metadata, architecture, &shape, &factors)?;
     let config = ModelConfig::from_json(json.to_string().as_bytes(), None)?;
+    let needed: BTreeSet<String> = random::tensors(&config).into_iter().map(|(name, _)| name).collect();
+    if let Some((name, (file, _))) = tensors.iter().find(|(name, _)| !needed.contains(*name)) {
+        let expected = format!("no such tensor in a model of {}: nothing would be computed with it", architecture.name);
+        return Err(refused(&files[*file].0, format!("tensor {}", name_in_file(name)), "there", expected));
+    }
     let (tokenizer, tokenizer_config) = tokenizer::files(&metadata, config.vocab)?;
     let family = architecture.model_type.to_owned();
     Ok(Read { config, family, tensors, tokenizer, tokenizer_config })

@@ -74,7 +74,7 @@ pub(crate) const PLAIN: Family = Family {
     rope_types: None,
     names: &TRANSFORMERS,
     about: "",
-    refused: "weights that are quantised",
+    refused: "nothing of its own",
 };
 
 /// Keys that every class computes with, as most have them.

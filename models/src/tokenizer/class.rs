@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, ModelWrapper};
 
 use crate::checkpoint::gguf::patterns::QWEN2_PATTERN;
 
@@ -158,6 +158,14 @@ pub fn load(
             tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&form)?)?
         }
     };
+    // Merges are left out at random while a model is trained; a text has one way to be cut.
+    if let ModelWrapper::BPE(bpe) = inner.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut whole = bpe.clone();
+        whole.dropout = None;
+        inner.with_model(whole);
+    }
     // What a class names beside the file, texts may never have.
     let largest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
     add_tokens(&mut inner, class, config)?;

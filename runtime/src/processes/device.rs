@@ -180,6 +180,21 @@ pub fn share_heads(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliErro
     })
 }
 
+/// Refuses hosts whose devices lack what a model of this shape needs: a CPU that computes alone lacks nothing.
+pub fn has_operations(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
+    let Some(extra) = shape.extras().into_iter().next() else { return Ok(()) };
+    let lacks = |host: &&Host| !host.devices.on_cpu() || host.devices.count() > 1;
+    let Some(host) = cluster.hosts.iter().find(lacks) else { return Ok(()) };
+    let message = format!(
+        "host '{}' is to compute on {}: the model needs {}, which only a CPU that computes alone has",
+        host.name,
+        host.devices,
+        extra.name()
+    );
+    Err(CliError::usage(message)
+        .hint("write device = \"cpu\" for it, or take a model of a family that GPUs compute (docs/models.md)"))
+}
+
 /// Refuses hosts on devices that this build knows nothing of.
 pub fn known(cluster: &Cluster) -> Result<(), CliError> {
     let unknown = |host: &&Host| !host.devices.on_cpu() && !cfg!(feature = "cuda");

@@ -23,6 +23,11 @@ impl<'a> Metadata<'a> {
         refused(self.path, key, got, expected)
     }
 
+    /// Names of all that is there.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.header.metadata.keys().copied()
+    }
+
     pub fn field(&self, key: &str) -> Option<Field<'a>> {
         self.header.metadata.get(key).copied()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::weights::{Arrangement, EntryType, TensorEntry, WeightFile};
 use super::{header::Header, metadata::Metadata, refusal::refused};
-use crate::ModelError;
+use crate::{ModelError, family::FAMILIES};
 
 /// An architecture that is read.
 #[derive(Debug)]
@@ -19,10 +19,12 @@ pub(super) struct Architecture {
     norms_with_one: bool,
     /// Names that only it has.
     own: &'static [(&'static str, &'static str)],
+    /// Keys of metadata that only it has.
+    pub keys: &'static [&'static str],
 }
 
 const fn architecture_of(name: &'static str, model_type: &'static str) -> Architecture {
-    Architecture { name, model_type, rotates_neighbours: false, norms_with_one: false, own: &[] }
+    Architecture { name, model_type, rotates_neighbours: false, norms_with_one: false, own: &[], keys: &[] }
 }
 
 /// Names of tensors of layers in most architectures, without `blk.N.`; the first that fits counts.
@@ -58,6 +60,7 @@ const ARCHITECTURES: [Architecture; 6] = [
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
         ],
+        keys: &["attention.sliding_window_pattern", "rope.freq_base_swa"],
         ..architecture_of("gemma3", "gemma3_text")
     },
 ];
@@ -88,6 +91,11 @@ impl Architecture {
         Some(format!("model.layers.{layer}.{renamed}.{suffix}"))
     }
 
+    /// Whether what transformers calls so has a key in its config.json.
+    pub fn has(&self, key: &str) -> bool {
+        FAMILIES.iter().any(|family| family.model_type == self.model_type && family.has(key))
+    }
+
     /// How a tensor's bytes become what transformers has.
     fn arrangement(&self, name: &str, shape: &[usize], heads: [usize; 2]) -> Arrangement {
         let of = match name.rsplit('.').nth(1) {
@@ -116,7 +124,7 @@ pub(super) fn tensors(
     for (number, ((path, _), header)) in files.iter().zip(headers).enumerate() {
         for tensor in header.tensors.iter().filter(|tensor| !OF_CONFIGURATION.contains(&tensor.name)) {
             let arrangement = architecture.arrangement(tensor.name, &tensor.shape, heads);
-            // What nothing is computed with keeps its name, and counts to the digest.
+            // What nothing is computed with keeps its name, to be refused by it.
             let name = architecture.renamed(tensor.name).unwrap_or_else(|| tensor.name.to_owned());
             let entry = TensorEntry {
                 stored: EntryType::Of(tensor.stored),

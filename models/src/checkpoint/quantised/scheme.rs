@@ -122,6 +122,19 @@ impl Keys<'_> {
     }
 
     fn compressed(&self) -> Result<Scheme, ModelError> {
+        // Weights that stand for others, behind a rotation of what they are multiplied with, or without what is zero.
+        let transforms = &self.0["transform_config"]["config_groups"];
+        if transforms.as_object().is_some_and(|groups| !groups.is_empty()) {
+            let names = transforms
+                .as_object()
+                .map(|groups| groups.keys().cloned().collect::<Vec<_>>().join(", "))
+                .unwrap_or_default();
+            return Err(self.refuses("transform_config.config_groups", names, "none"));
+        }
+        match self.0["sparsity_config"]["format"].as_str() {
+            None | Some("dense") => {}
+            Some(other) => return Err(self.refuses("sparsity_config.format", other, "dense")),
+        }
         let groups = self.0["config_groups"].as_object().filter(|groups| groups.len() == 1);
         let Some(group) = groups.and_then(|groups| groups.values().next()) else {
             return Err(self.refuses(
@@ -232,6 +245,14 @@ mod tests {
             (json!({"quant_method": "awq", "version": "marlin"}), "version is \"marlin\""),
             (json!({"quant_method": "fp8", "weight_block_size": [128]}), "weight_block_size is [128]"),
             (json!({"quant_method": "compressed-tensors", "config_groups": {}}), "config_groups is {}"),
+            (
+                json!({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R4": {}}}}),
+                "transform_config.config_groups is R4; expected none",
+            ),
+            (
+                json!({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}),
+                "sparsity_config.format is sparse-24-bitmask; expected dense",
+            ),
             (
                 json!({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"type": "int", "num_bits": 8, "strategy": "channel"}}}}),
                 "int of 8 bits by channel; expected float of 8 bits",

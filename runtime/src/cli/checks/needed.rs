@@ -30,7 +30,10 @@ fn of_model(model: &Model, error: CliError) -> CliError {
 pub fn devices(cluster: &Cluster) -> Result<(), CliError> {
     cluster.models().try_for_each(|model| {
         let checkpoint = checkpoint::checkpoint_of(model);
-        checkpoint.map_or(Ok(()), |checkpoint| device::share_heads(&cluster.of_model(model), checkpoint.config()))
+        let Ok(checkpoint) = checkpoint else { return Ok(()) };
+        let cluster = cluster.of_model(model);
+        device::share_heads(&cluster, checkpoint.config())?;
+        device::has_operations(&cluster, checkpoint.config())
     })
 }
 
