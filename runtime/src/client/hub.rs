@@ -5,9 +5,12 @@ mod cache;
 mod client;
 mod download;
 mod error;
+mod lock;
 mod meter;
 mod name;
+mod origin;
 mod pull;
+mod retry;
 
 pub use cache::{CachedModel, HubCache, located, name_of};
 pub use client::{HubAccess, HubClient};

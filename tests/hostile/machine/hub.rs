@@ -1,14 +1,16 @@
-//! Hubs that cut transfers, hand out something else, refuse, or have more than the disk takes; and two pulls at once.
+//! Hubs that cut or stall transfers, hand out something else, refuse, send elsewhere, or have more than the disk takes; and two pulls at
+//! once, or a pull of what is removed.
 
 use std::{
     collections::HashMap,
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Command, Output, Stdio},
     sync::{Arc, Condvar, Mutex},
     thread,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -17,8 +19,12 @@ use tests::{Cluster, ClusterSpec, DEADLINE, golden};
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 const WEIGHTS: &str = "model.safetensors";
+/// What a test asks for when the weights of `held` may go out.
+const RELEASED: &str = "released";
+/// Between pieces of the weights of `slow`.
+const PIECE_EVERY: Duration = Duration::from_millis(400);
 
-/// A server that speaks the hub's paths. What it does, a repository's name says.
+/// A server that speaks the hub's paths, and another beside it that it sends to. What they do, a repository's name says.
 struct Hub {
     address: String,
     seen: Arc<Seen>,
@@ -32,20 +38,42 @@ struct Seen {
     /// By path.
     asked: Mutex<HashMap<String, Asks>>,
     changed: Condvar,
+    /// The address of the server beside it.
+    elsewhere: String,
+}
+
+impl Seen {
+    /// Waits until a path was asked for so many times.
+    fn wait_for(&self, path: &str, times: usize) {
+        let asked = self.asked.lock().expect("no panic holds it");
+        let less = |asked: &mut HashMap<String, Asks>| asked.get(path).map_or(0, Vec::len) < times;
+        drop(self.changed.wait_timeout_while(asked, DEADLINE, less).expect("no panic holds it"));
+    }
+
+    fn ask(&self, path: &str, ask: (Option<String>, Option<u64>)) -> usize {
+        let mut asked = self.asked.lock().expect("no panic holds it");
+        let asks = asked.entry(path.to_owned()).or_default();
+        asks.push(ask);
+        self.changed.notify_all();
+        asks.len()
+    }
 }
 
 impl Hub {
     fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let (address, seen) =
-            (format!("http://{}", listener.local_addr().expect("an address")), Arc::<Seen>::default());
-        let shared = seen.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let seen = shared.clone();
-                thread::spawn(move || serve(stream, &seen));
-            }
-        });
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+        let [address, elsewhere] =
+            [0, 1].map(|at| format!("http://{}", listeners[at].local_addr().expect("an address")));
+        let seen = Arc::new(Seen { elsewhere, ..Seen::default() });
+        for listener in listeners {
+            let shared = seen.clone();
+            thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let seen = shared.clone();
+                    thread::spawn(move || serve(stream, &seen));
+                }
+            });
+        }
         Self { address, seen }
     }
 
@@ -113,13 +141,7 @@ fn serve(mut stream: TcpStream, seen: &Seen) {
     }
     let mut words = first.split_whitespace();
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default().to_owned());
-    let count = {
-        let mut asked = seen.asked.lock().expect("no panic holds it");
-        let asks = asked.entry(path.clone()).or_default();
-        asks.push((token.clone(), range));
-        seen.changed.notify_all();
-        asks.len()
-    };
+    let count = seen.ask(&path, (token.clone(), range));
     let parts: Vec<&str> = path.split(['/', '?']).filter(|part| !part.is_empty()).collect();
     let (name, file) = match parts[..] {
         ["api", "models", _, name, "revision", ..] => (name, None),
@@ -131,6 +153,24 @@ fn serve(mut stream: TcpStream, seen: &Seen) {
         ("private", _) if token.as_deref() != Some("Bearer secret") => {
             answer(&mut stream, "401 Unauthorized", &[], b"");
         }
+        ("renamed", _) => {
+            let location = format!("location: {}", path.replace("renamed", "private"));
+            answer(&mut stream, "307 Temporary Redirect", &[&location], b"");
+        }
+        ("circle", _) => answer(&mut stream, "302 Found", &[&format!("location: {path}")], b""),
+        ("kept", Some(file)) => {
+            let location = format!("location: {}{}", seen.elsewhere, path.replace("kept", "shelf"));
+            let path = model().join(file);
+            let hash = format!("x-linked-etag: {}", hash_of(&path, &["git", "hash-object"]));
+            let size = format!("x-linked-size: {}", fs::metadata(&path).expect("a file").len());
+            answer(&mut stream, "302 Found", &[&location, &hash, &size], b"");
+        }
+        ("limited", _) => answer(&mut stream, "429 Too Many Requests", &["retry-after: 0"], b""),
+        ("busy", None) if count == 1 => answer(&mut stream, "429 Too Many Requests", &["retry-after: 1"], b""),
+        ("busy", None) if count == 2 => answer(&mut stream, "500 Internal Server Error", &[], b""),
+        ("busy", None) if count == 3 => {}
+        ("busy", Some(WEIGHTS)) if count == 1 => answer(&mut stream, "429 Too Many Requests", &[], b""),
+        ("busy", Some("config.json")) if count == 1 => answer(&mut stream, "503 Service Unavailable", &[], b""),
         (_, None) => answer(&mut stream, "200 OK", &[], listing(name).to_string().as_bytes()),
         (_, Some(file)) => hand_out(&mut stream, (name, file, method), (range, count), seen),
     }
@@ -150,21 +190,43 @@ fn hand_out(
     }
     if name == "together" && file == WEIGHTS {
         // The second pull has begun, and finds this one at it.
-        let listing = format!("/api/models/org/{name}/revision/main?blobs=true");
-        let asked = seen.asked.lock().expect("no panic holds it");
-        let alone = |asked: &mut HashMap<String, Vec<_>>| asked.get(&listing).map_or(0, Vec::len) < 2;
-        drop(seen.changed.wait_timeout_while(asked, DEADLINE, alone).expect("no panic holds it"));
+        seen.wait_for(&listing_path(name), 2);
+    }
+    if name == "held" && file == WEIGHTS {
+        seen.wait_for(RELEASED, 1);
     }
     let start = range.unwrap_or(0) as usize;
     let cut = match (name, file == WEIGHTS) {
         ("cut", true) if count < 3 => bytes.len() * count / 4,
+        ("stalled", true) if count == 1 => bytes.len() / 4,
         ("stuck", true) => 1000,
         _ => bytes.len(),
     };
     let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
     let part = &bytes[start..cut.max(start)];
     let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", bytes.len() - start);
-    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(part));
+    let _ = stream.write_all(head.as_bytes());
+    match name {
+        "slow" if file == WEIGHTS => part.chunks(bytes.len() / 4).for_each(|part| {
+            let asked = seen.asked.lock().expect("no panic holds it");
+            let never = |_: &mut HashMap<String, Asks>| true;
+            drop(seen.changed.wait_timeout_while(asked, PIECE_EVERY, never).expect("no panic holds it"));
+            let _ = stream.write_all(part);
+        }),
+        _ => drop(stream.write_all(part)),
+    }
+    if name == "stalled" && part.len() < bytes.len() - start {
+        // Until whoever waits for the rest leaves.
+        let _ = stream.read(&mut [0]);
+    }
+}
+
+fn listing_path(name: &str) -> String {
+    format!("/api/models/org/{name}/revision/main?blobs=true")
+}
+
+fn file_path(name: &str, file: &str) -> String {
+    format!("/org/{name}/resolve/{COMMIT}/{file}")
 }
 
 fn answer(stream: &mut TcpStream, status: &str, headers: &[&str], body: &[u8]) {
@@ -235,8 +297,7 @@ fn a_transfer_that_is_cut_goes_on_where_it_ended() {
     let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
     refuses(&hub.run(folder.path(), &["model", "pull", "org/cut"]), 0, &["3 fetched"]);
     let quarter = fs::metadata(model().join(WEIGHTS)).expect("weights").len() / 4;
-    let ranges: Vec<_> =
-        hub.asked(&format!("/org/cut/resolve/{COMMIT}/{WEIGHTS}")).into_iter().map(|ask| ask.1).collect();
+    let ranges: Vec<_> = hub.asked(&file_path("cut", WEIGHTS)).into_iter().map(|ask| ask.1).collect();
     assert_eq!(ranges, [None, Some(quarter), Some(2 * quarter)]);
     let stuck = hub.run(folder.path(), &["model", "pull", "org/stuck"]);
     refuses(&stuck, 3, &["model.safetensors", "ended after 1000 of", "pull again: it goes on where it ended"]);
@@ -280,6 +341,76 @@ fn two_pulls_at_once_fetch_a_file_once() {
     for pull in pulls {
         refuses(&pull.wait_with_output().expect("an end"), 0, &["org/together"]);
     }
-    assert_eq!(hub.asked(&format!("/org/together/resolve/{COMMIT}/{WEIGHTS}")).len(), 1);
+    assert_eq!(hub.asked(&file_path("together", WEIGHTS)).len(), 1);
     refuses(&hub.run(folder.path(), &["model", "verify", "org/together"]), 0, &["3, all with the right hash"]);
+}
+
+#[test]
+fn who_is_sent_elsewhere_by_the_hub_takes_the_token_along_within_it_alone() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let pull = |name: &str| {
+        let mut command = hub.command(folder.path(), &["model", "pull", name]);
+        command.env("HF_TOKEN", "secret").output().expect("the binary under test")
+    };
+    refuses(&pull("org/renamed"), 0, &["3 fetched"]);
+    refuses(&pull("org/kept"), 0, &["3 fetched"]);
+    for file in ["config.json", "tokenizer.json", WEIGHTS] {
+        let tokens = |name: &str| hub.asked(&file_path(name, file)).into_iter().map(|ask| ask.0).collect::<Vec<_>>();
+        assert!(tokens("kept").iter().all(|token| token.as_deref() == Some("Bearer secret")), "{file}");
+        assert_eq!(tokens("shelf"), [None], "{file}: another port is somebody else");
+    }
+    refuses(&pull("org/circle"), 3, &["model org/circle", "more than 10 redirects"]);
+}
+
+#[test]
+fn who_is_busy_is_asked_again() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let busy = hub.run(folder.path(), &["model", "pull", "org/busy"]);
+    let said = [
+        "model org/busy: HTTP 429, it is asked too often; try 2 of 5 in 1.0 s",
+        "model org/busy: HTTP 500; try 3 of 5 in 0.6 s",
+        "try 4 of 5 in 1.8 s",
+        "org/busy:config.json: HTTP 503; try 2 of 5 in 0.2 s",
+        "org/busy:model.safetensors: HTTP 429, it is asked too often; try 2 of 5 in 0.2 s",
+        "3 fetched",
+    ];
+    refuses(&busy, 0, &said);
+    assert_eq!(hub.asked(&listing_path("busy")).len(), 4);
+    let limited = hub.run(folder.path(), &["model", "pull", "org/limited", "--quiet"]);
+    refuses(&limited, 3, &["asked too often (HTTP 429 for model org/limited)", "pull again in some minutes"]);
+    assert!(!printed(&limited).contains("try 2 of 5"), "{}", printed(&limited));
+    assert_eq!(hub.asked(&listing_path("limited")).len(), 5);
+}
+
+#[test]
+fn who_stalls_is_left_and_who_is_slow_is_not() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let pull = |name: &str, seconds: &str| {
+        let mut command = hub.command(folder.path(), &["model", "pull", name]);
+        command.env("HF_HUB_DOWNLOAD_TIMEOUT", seconds).output().expect("the binary under test")
+    };
+    refuses(&pull("org/stalled", "1"), 0, &["model.safetensors: no byte came for 1 s; try 2 of 5", "3 fetched"]);
+    let ranges = |name| hub.asked(&file_path(name, WEIGHTS)).into_iter().map(|ask| ask.1).collect::<Vec<_>>();
+    let quarter = fs::metadata(model().join(WEIGHTS)).expect("weights").len() / 4;
+    assert_eq!(ranges("stalled"), [None, Some(quarter)]);
+    let slow = pull("org/slow", "1");
+    refuses(&slow, 0, &["3 fetched"]);
+    assert_eq!(ranges("slow"), [None], "{}", printed(&slow));
+    for wrong in ["0", "soon", "-1"] {
+        refuses(&pull("org/fine", wrong), 2, &["HF_HUB_DOWNLOAD_TIMEOUT", wrong, "expected whole seconds"]);
+    }
+}
+
+#[test]
+fn what_is_being_pulled_is_not_removed() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let mut pull = hub.command(folder.path(), &["model", "pull", "org/held"]);
+    let pull = pull.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary under test");
+    hub.seen.wait_for(&file_path("held", WEIGHTS), 1);
+    let removed = hub.run(folder.path(), &["model", "rm", "org/held"]);
+    refuses(&removed, 5, &["org/held is being fetched or removed", ".lock", "nothing is removed", "wait for the pull"]);
+    hub.seen.ask(RELEASED, (None, None));
+    refuses(&pull.wait_with_output().expect("an end"), 0, &["3 fetched"]);
+    refuses(&hub.run(folder.path(), &["model", "verify", "org/held"]), 0, &["3, all with the right hash"]);
+    refuses(&hub.run(folder.path(), &["model", "rm", "org/held"]), 0, &["removed org/held"]);
 }

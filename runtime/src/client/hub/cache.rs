@@ -8,7 +8,7 @@ use std::{
 
 use asterism_models::is_plain_path;
 
-use super::{error::HubError, name::HubName};
+use super::{error::HubError, lock, name::HubName};
 
 const REPOSITORY: &str = "models--";
 
@@ -56,9 +56,17 @@ impl HubCache {
     }
 
     /// The file that whoever fetches a blob locks.
-    pub(super) fn lock(&self, repository: &str, blob: &str) -> PathBuf {
-        let folder = format!("{REPOSITORY}{}", repository.replace('/', "--"));
-        self.root.join(".locks").join(folder).join(format!("{blob}.lock"))
+    pub(super) fn blob_lock(&self, repository: &str, blob: &str) -> PathBuf {
+        self.locks(repository).join(format!("{blob}.lock"))
+    }
+
+    /// The file that pulls of a repository lock, of which no blob has the name.
+    pub(super) fn repository_lock(&self, repository: &str) -> PathBuf {
+        self.locks(repository).join("repository.lock")
+    }
+
+    fn locks(&self, repository: &str) -> PathBuf {
+        self.root.join(".locks").join(format!("{REPOSITORY}{}", repository.replace('/', "--")))
     }
 
     /// The snapshots of a name that are here, that of its revision first, then the newest.
@@ -117,12 +125,14 @@ impl HubCache {
     /// Removes a repository with all of its snapshots; its bytes.
     ///
     /// # Errors
-    /// [`HubError::NotCached`] where there is none, [`HubError::Disk`].
+    /// [`HubError::NotCached`] where there is none, [`HubError::InUse`] while it is pulled, [`HubError::Disk`].
     pub fn remove(&self, name: &HubName) -> Result<u64, HubError> {
         let folder = self.repository(&name.repository);
         if !folder.is_dir() {
             return Err(self.without(&name.repository));
         }
+        let locks = lock::all(&self.locks(&name.repository), &self.repository_lock(&name.repository))?;
+        let _held = locks.map_err(|lock| HubError::InUse { name: name.repository.clone(), lock })?;
         let bytes =
             entries(&folder.join("blobs")).filter_map(|blob| fs::metadata(blob).ok()).map(|blob| blob.len()).sum();
         fs::remove_dir_all(&folder).map_err(HubError::disk(&folder))?;
@@ -232,7 +242,7 @@ pub(super) fn home() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::meter::PullMeter, *};
 
     fn snapshot(cache: &HubCache, repository: &str, commit: &str, files: &[&str]) {
         let folder = cache.repository(repository).join("snapshots").join(commit);
@@ -264,6 +274,23 @@ mod tests {
         assert_eq!(models, [("org/name".to_owned(), 3), ("org/name".to_owned(), 1)]);
         assert!(cache.remove(&"org/name".parse().unwrap()).is_ok() && cache.models().is_empty());
         assert_eq!(cache.remove(&"org/name".parse().unwrap()).unwrap_err().code(), "hub_not_cached");
+    }
+
+    #[test]
+    fn what_somebody_fetches_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, name) = (HubCache::new(folder.path()), "org/name".parse().unwrap());
+        snapshot(&cache, "org/name", "aaaa", &["config.json"]);
+        let meter = PullMeter::new(true);
+        let pull = || lock::shared(&cache.repository_lock("org/name"), &meter, "").unwrap();
+        let tool = || lock::alone(&cache.blob_lock("org/name", "ab"), &meter, "").unwrap();
+        for (held, file) in [(vec![pull(), pull()], "repository.lock"), (vec![tool()], "ab.lock")] {
+            let error = cache.remove(&name).unwrap_err();
+            assert!(error.code() == "hub_in_use" && error.to_string().contains(file), "{error}");
+            assert_eq!(cache.models().len(), 1);
+            drop(held);
+        }
+        assert!(cache.remove(&name).is_ok() && cache.models().is_empty());
     }
 
     #[test]

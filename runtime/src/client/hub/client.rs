@@ -4,30 +4,37 @@ use std::{
     env, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rustls::RootCertStore;
 use serde::Deserialize;
-use ureq::{Agent, Body, http::Response};
+use ureq::{
+    Agent, Body,
+    http::{Response, Uri},
+};
 
 use super::{
     cache,
     error::HubError,
     name::{HubName, is_file},
+    origin::{Origin, is_redirect, redirected},
+    retry,
 };
 use crate::{
     api::http::tls,
-    client::{Trust, agent, path::segment},
+    client::{Trust, agent, path::segment, tls_failure},
 };
 
 /// The hub that is asked where the environment names no other.
 const ENDPOINT: &str = "https://huggingface.co";
 const HUB_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For an answer to begin.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// For one answer's bytes: a transfer that takes longer goes on in another.
-const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest pause without a byte, of an answer that has yet to begin too; how long all of its bytes take is not bounded.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+/// Most seconds that the environment may have as such a pause.
+const MOST_SILENCE: u64 = 86_400;
+/// Redirects of one request.
+const MOST_REDIRECTS: usize = 10;
 /// Longest list of files.
 const LONGEST_LISTING: u64 = 64 << 20;
 /// Most files of a repository.
@@ -53,8 +60,23 @@ pub struct HubAccess {
 /// A hub.
 pub struct HubClient {
     endpoint: String,
+    /// Who gets the token.
+    origin: Origin,
+    /// Longest pause without a byte.
+    silence: Duration,
     token: Option<String>,
     agent: Agent,
+}
+
+/// What is asked of a hub.
+struct Ask<'a> {
+    /// As errors name it.
+    what: &'a str,
+    address: String,
+    /// The file's bytes from here on.
+    start: u64,
+    /// What it is rather than its bytes.
+    head: bool,
 }
 
 /// A file of a revision, as the hub has it.
@@ -138,16 +160,18 @@ impl Revision {
 
 impl HubClient {
     /// The hub that the environment names: HF_ENDPOINT, with the token of HF_TOKEN, of the file that HF_TOKEN_PATH names, or of `token`
-    /// beside the cache.
+    /// beside the cache. HF_HUB_DOWNLOAD_TIMEOUT has the seconds that it may be silent for.
     ///
     /// # Errors
-    /// [`HubError::Setup`] for files that cannot be read.
+    /// [`HubError::Setup`] for files that cannot be read, and for settings that mean nothing.
     pub fn of_environment(access: &HubAccess) -> Result<Self, HubError> {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
-            return Err(HubError::Setup(format!("HF_ENDPOINT is {endpoint:?}: expected http:// or https://")));
-        }
+        let origin = endpoint.parse().ok().and_then(|uri| Origin::of(&uri));
+        let origin = origin.ok_or_else(|| {
+            HubError::Setup(format!("HF_ENDPOINT is {endpoint:?}: expected http:// or https:// with a host"))
+        })?;
+        let silence = silence()?;
         let trust = match endpoint.starts_with("https://") {
             true => Some(authorities(access.authorities.as_deref())?),
             false => None,
@@ -155,9 +179,10 @@ impl HubClient {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(HUB_CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_recv_body(Some(TRANSFER_TIMEOUT));
-        Ok(Self { endpoint, token: token(access)?, agent: agent(config.build(), trust.as_ref()) })
+            .timeout_per_read(Some(silence))
+            .max_redirects(0);
+        let (token, agent) = (token(access)?, agent(config.build(), trust.as_ref()));
+        Ok(Self { endpoint, origin, silence, token, agent })
     }
 
     /// The hub's address.
@@ -173,10 +198,13 @@ impl HubClient {
         let what = format!("model {}", HubName { file: None, ..name.clone() });
         let revision = name.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.repository);
-        let mut answer = self.asked(&what, self.agent.get(&url))?;
+        let mut answer = self.asked(&Ask { what: &what, address: url, start: 0, head: false })?;
         let unreadable = |cause: String| HubError::Answer { what: what.clone(), cause };
         let text = answer.body_mut().with_config().limit(LONGEST_LISTING).read_to_vec();
-        let text = text.map_err(|error| unreadable(error.to_string()))?;
+        let text = text.map_err(|error| match error {
+            ureq::Error::BodyExceedsLimit(_) => unreadable(error.to_string()),
+            error => self.lost(what.clone(), &error),
+        })?;
         let Listing { sha, siblings } =
             serde_json::from_slice(&text).map_err(|error| unreadable(format!("no list of files: {error}")))?;
         let commit = sha.filter(|sha| BlobHash::of(sha).is_some());
@@ -203,11 +231,9 @@ impl HubClient {
                 return Ok(HubFile { name: file.to_owned(), bytes, hash });
             }
         }
-        let what = format!("{}:{file}", name.repository);
-        // Where it is kept elsewhere, the hub itself says what it is.
-        let request = self.agent.head(self.address(name, &revision.commit, file));
-        let request = request.config().max_redirects(0).build();
-        let answer = self.asked(&what, request)?;
+        let what = self.what(name, file);
+        let address = self.address(name, &revision.commit, file);
+        let answer = self.asked(&Ask { what: &what, address, start: 0, head: true })?;
         let header = |names: [&str; 2]| {
             names.iter().find_map(|name| answer.headers().get(*name)?.to_str().ok().map(str::to_owned))
         };
@@ -230,14 +256,31 @@ impl HubClient {
         file: &HubFile,
         start: u64,
     ) -> Result<(impl io::Read + use<>, bool), HubError> {
-        let what = format!("{}:{}", name.repository, file.name);
-        let mut request = self.agent.get(self.address(name, commit, &file.name));
-        if start > 0 {
-            request = request.header("range", format!("bytes={start}-"));
-        }
-        let answer = self.asked(&what, request)?;
+        let what = self.what(name, &file.name);
+        let address = self.address(name, commit, &file.name);
+        let answer = self.asked(&Ask { what: &what, address, start, head: false })?;
         let goes_on = answer.status().as_u16() == 206;
         Ok((answer.into_body().into_with_config().limit(u64::MAX).reader(), goes_on))
+    }
+
+    /// A file, as errors name it.
+    pub(super) fn what(&self, name: &HubName, file: &str) -> String {
+        format!("{}:{file}", name.repository)
+    }
+
+    /// That an answer began and did not come to its end.
+    pub(super) fn lost(&self, what: String, error: &ureq::Error) -> HubError {
+        HubError::Unreachable { what, cause: self.cause(error), passes: true }
+    }
+
+    fn cause(&self, error: &ureq::Error) -> String {
+        match error {
+            ureq::Error::Timeout(ureq::Timeout::PerRead) => format!("no byte came for {} s", self.silence.as_secs()),
+            ureq::Error::Io(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {
+                "the connection was closed".to_owned()
+            }
+            error => error.to_string(),
+        }
     }
 
     fn address(&self, name: &HubName, commit: &str, file: &str) -> String {
@@ -246,30 +289,76 @@ impl HubClient {
         format!("{}/{}/resolve/{commit}/{}", self.endpoint, name.repository, file.join("/"))
     }
 
-    fn asked(
-        &self,
-        what: &str,
-        mut request: ureq::RequestBuilder<ureq::typestate::WithoutBody>,
-    ) -> Result<Response<Body>, HubError> {
-        if let Some(token) = &self.token {
+    /// Asks, at the address that the hub sends us to if it does. What is kept elsewhere the hub itself says what it is.
+    fn asked(&self, ask: &Ask<'_>) -> Result<Response<Body>, HubError> {
+        let unusable = |cause: String| HubError::Answer { what: ask.what.to_owned(), cause };
+        let mut uri: Uri = ask.address.parse().map_err(|error| unusable(format!("{}: {error}", ask.address)))?;
+        for _ in 0..=MOST_REDIRECTS {
+            let answer = self.asked_once(ask, &uri)?;
+            let status = answer.status();
+            if !is_redirect(status) {
+                return checked(ask.what, answer);
+            }
+            let location = answer.headers().get("location").and_then(|location| location.to_str().ok());
+            let next = location.and_then(|location| redirected(&uri, location));
+            let next = next.ok_or_else(|| unusable(format!("HTTP {} without a place to go on", status.as_u16())))?;
+            let is_elsewhere = Origin::of(&next).as_ref() != Some(&self.origin);
+            if ask.head && (is_elsewhere || answer.headers().contains_key("x-linked-etag")) {
+                return Ok(answer);
+            }
+            uri = next;
+        }
+        Err(unusable(format!("more than {MOST_REDIRECTS} redirects")))
+    }
+
+    fn asked_once(&self, ask: &Ask<'_>, uri: &Uri) -> Result<Response<Body>, HubError> {
+        let request = if ask.head { self.agent.head(uri) } else { self.agent.get(uri) };
+        let mut request = request.header("user-agent", concat!("asterism/", env!("CARGO_PKG_VERSION")));
+        if ask.start > 0 {
+            request = request.header("range", format!("bytes={}-", ask.start));
+        }
+        let origin = Origin::of(uri);
+        // An address elsewhere bears rights of its own, and who is there must not learn the token.
+        if let Some(token) = self.token.as_ref().filter(|_| origin.as_ref() == Some(&self.origin)) {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let answer = request.header("user-agent", concat!("asterism/", env!("CARGO_PKG_VERSION"))).call();
-        let answer = answer.map_err(|error| HubError::Unreachable {
-            what: what.to_owned(),
-            cause: format!("{}: {error}", self.endpoint),
-        })?;
-        match answer.status().as_u16() {
-            200..=399 => Ok(answer),
-            status @ (401 | 403) => Err(HubError::Refused { what: what.to_owned(), status }),
-            404 => Err(HubError::NotFound { what: what.to_owned() }),
-            status => Err(HubError::Status { what: what.to_owned(), status }),
-        }
+        request.call().map_err(|error| {
+            let at = origin.as_ref().unwrap_or(&self.origin);
+            let cause = format!("{at}: {}", self.cause(&error));
+            HubError::Unreachable { what: ask.what.to_owned(), cause, passes: may_pass(&error) }
+        })
     }
+}
+
+/// An answer that has what was asked for.
+fn checked(what: &str, answer: Response<Body>) -> Result<Response<Body>, HubError> {
+    let what = what.to_owned();
+    let asked = retry::asked_wait(answer.status(), answer.headers(), SystemTime::now());
+    match answer.status().as_u16() {
+        200..=299 => Ok(answer),
+        status @ (401 | 403) => Err(HubError::Refused { what, status }),
+        404 => Err(HubError::NotFound { what }),
+        429 => Err(HubError::Limited { what, asked }),
+        status => Err(HubError::Status { what, status, asked }),
+    }
+}
+
+/// Whether a request that failed may succeed soon: who does not prove herself, or speaks something else, will not by then.
+fn may_pass(error: &ureq::Error) -> bool {
+    use ureq::Error::{ConnectionFailed, HostNotFound, Io, Timeout};
+    matches!(error, ConnectionFailed | HostNotFound | Io(_) | Timeout(_)) && tls_failure(error).is_none()
 }
 
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn silence() -> Result<Duration, HubError> {
+    let Some(typed) = variable("HF_HUB_DOWNLOAD_TIMEOUT") else { return Ok(LONGEST_SILENCE) };
+    let seconds = typed.parse().ok().filter(|seconds| (1..=MOST_SILENCE).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| {
+        HubError::Setup(format!("HF_HUB_DOWNLOAD_TIMEOUT is {typed:?}: expected whole seconds, 1 to {MOST_SILENCE}"))
+    })
 }
 
 fn token(access: &HubAccess) -> Result<Option<String>, HubError> {

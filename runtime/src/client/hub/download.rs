@@ -1,11 +1,9 @@
 //! One file of a hub into the cache: goes on where an earlier try ended, one process at a time, and is there only once its hash is right.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
@@ -14,14 +12,12 @@ use super::{
     cache::HubCache,
     client::{BlobHash, HubClient, HubFile},
     error::HubError,
+    lock,
     meter::PullMeter,
     name::HubName,
+    retry::Retries,
 };
 
-/// Tries in a row that bring nothing, before it is given up.
-const TRIES: u32 = 5;
-/// Before the second try; each later one waits twice as long.
-const PAUSE: Duration = Duration::from_millis(200);
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// A file to be fetched.
@@ -68,19 +64,10 @@ impl Download<'_> {
 
     /// Waits for whoever else fetches it, and does so itself unless it is there then.
     fn fetch_alone(&self, meter: &mut PullMeter) -> Result<bool, HubError> {
-        let path = self.cache.lock(&self.name.repository, self.file.hash.digits());
-        make_folder(path.parent().unwrap_or(Path::new("")))?;
+        let path = self.cache.blob_lock(&self.name.repository, self.file.hash.digits());
+        let note = format!("another process fetches {}: waiting for it", self.file.name);
+        let _held = lock::alone(&path, meter, &note)?;
         make_folder(&self.blobs())?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(HubError::disk(&path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                meter.note(&format!("another process fetches {}: waiting for it", self.file.name));
-                lock.lock().map_err(HubError::disk(&path))?;
-            }
-            Err(TryLockError::Error(cause)) => return Err(HubError::disk(&path)(cause)),
-        }
         if self.blob().exists() {
             meter.add(&self.file.name, self.file.bytes);
             return Ok(false);
@@ -92,43 +79,51 @@ impl Download<'_> {
     fn fetch(&self, meter: &mut PullMeter) -> Result<(), HubError> {
         let path = self.incomplete();
         let mut part = Part::open(&path, &self.file.hash, self.file.bytes)?;
-        let (mut tries, mut pause) = (0, PAUSE);
+        let mut retries = Retries::default();
         while part.bytes < self.file.bytes {
             let before = part.bytes;
-            let cause = match self.more(&mut part, meter) {
-                Ok(cause) => cause,
-                // What the hub says will not change by itself; what happens on the way may.
-                Err(HubError::Unreachable { cause, .. }) => cause,
-                Err(HubError::Status { status, .. }) if status >= 500 => format!("HTTP {status}"),
-                Err(error) => return Err(error),
-            };
-            tries = if part.bytes > before { 0 } else { tries + 1 };
-            if part.bytes < self.file.bytes && tries >= TRIES {
-                let HubFile { name, bytes, .. } = self.file;
-                return Err(HubError::Cut { file: name.clone(), got: part.bytes, expected: *bytes, tries, cause });
+            let Err(error) = self.more(&mut part, meter) else { break };
+            if part.bytes > before {
+                retries = Retries::default();
             }
-            if part.bytes < self.file.bytes {
-                thread::sleep(pause);
-                pause = if tries == 0 { PAUSE } else { 2 * pause };
-            }
+            let paused = retries.pause(error, meter);
+            paused.map_err(|error| self.cut(error, part.bytes, retries.failed()))?;
         }
         self.keep(part, meter)
     }
 
-    /// One transfer, up to the file's end or its own; why it ended.
-    fn more(&self, part: &mut Part, meter: &mut PullMeter) -> Result<String, HubError> {
+    /// Why a transfer is given up that ended after so many bytes.
+    fn cut(&self, error: HubError, got: u64, tries: u32) -> HubError {
+        match error.passing() {
+            Some(passing) if !matches!(error, HubError::Limited { .. }) => HubError::Cut {
+                file: self.file.name.clone(),
+                got,
+                expected: self.file.bytes,
+                tries,
+                cause: passing.cause,
+            },
+            _ => error,
+        }
+    }
+
+    /// One transfer, up to the file's end; else why it ended.
+    fn more(&self, part: &mut Part, meter: &mut PullMeter) -> Result<(), HubError> {
         let (mut bytes, goes_on) = self.client.bytes(self.name, self.commit, self.file, part.bytes)?;
         if part.bytes > 0 && !goes_on {
             meter.take_back(part.bytes);
             part.begin_anew()?;
         }
+        let what = || self.client.what(self.name, &self.file.name);
         let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
+        while part.bytes < self.file.bytes {
             let read = match bytes.read(&mut chunk) {
-                Ok(0) => return Ok("the connection was closed".to_owned()),
+                Ok(0) => {
+                    let cause = "the connection was closed".to_owned();
+                    return Err(HubError::Unreachable { what: what(), cause, passes: true });
+                }
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Ok(error.to_string()),
+                Err(error) => return Err(self.client.lost(what(), &error.into())),
             };
             if part.bytes + read as u64 > self.file.bytes {
                 part.discard()?;
@@ -137,10 +132,8 @@ impl Download<'_> {
             }
             part.write(&chunk[..read])?;
             meter.add(&self.file.name, read as u64);
-            if part.bytes == self.file.bytes {
-                return Ok("it is whole".to_owned());
-            }
         }
+        Ok(())
     }
 
     fn wrong(&self, got: &str) -> HubError {

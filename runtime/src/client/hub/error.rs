@@ -1,6 +1,6 @@
 //! Why something of a hub is not to be had.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use crate::error::{CliError, Exit};
 
@@ -23,6 +23,14 @@ pub enum HubError {
         /// What was asked for.
         what: String,
     },
+    /// It is asked too often.
+    #[error("the hub is asked too often (HTTP 429 for {what}); {}", wait(*.asked))]
+    Limited {
+        /// What was asked for.
+        what: String,
+        /// How long it asks to wait.
+        asked: Option<Duration>,
+    },
     /// It answers with something else.
     #[error("the hub answers {what} with HTTP {status}")]
     Status {
@@ -30,6 +38,8 @@ pub enum HubError {
         what: String,
         /// Its status.
         status: u16,
+        /// How long it asks to wait.
+        asked: Option<Duration>,
     },
     /// Nobody answers.
     #[error("{what} cannot be fetched: {cause}")]
@@ -38,6 +48,8 @@ pub enum HubError {
         what: String,
         /// What happened.
         cause: String,
+        /// Whether it may be otherwise soon.
+        passes: bool,
     },
     /// It answers, but not as a hub does.
     #[error("the hub's answer about {what} cannot be used: {cause}")]
@@ -48,7 +60,7 @@ pub enum HubError {
         cause: String,
     },
     /// A transfer ended too soon, again and again.
-    #[error("{file}: the transfer ended after {got} of {expected} bytes, {tries} times without one more: {cause}")]
+    #[error("{file}: the transfer ended after {got} of {expected} bytes, {tries} tries in a row: {cause}")]
     Cut {
         /// The file.
         file: String,
@@ -111,6 +123,14 @@ pub enum HubError {
         /// What it has.
         has: String,
     },
+    /// Somebody fetches what is to be removed.
+    #[error("{name} is being fetched or removed by another process, which holds {lock}: nothing is removed")]
+    InUse {
+        /// The model.
+        name: String,
+        /// The file that is locked.
+        lock: PathBuf,
+    },
     /// Nobody says where the cache is.
     #[error("there is no folder for models: HF_HUB_CACHE, HF_HOME and HOME are not set")]
     NoCache,
@@ -125,6 +145,7 @@ impl HubError {
         match self {
             Self::Refused { .. } => "hub_refused",
             Self::NotFound { .. } => "hub_not_found",
+            Self::Limited { .. } => "hub_limited",
             Self::Status { .. } => "hub_status",
             Self::Unreachable { .. } => "hub_unreachable",
             Self::Answer { .. } => "hub_answer",
@@ -134,14 +155,43 @@ impl HubError {
             Self::Disk { .. } => "hub_disk",
             Self::Nothing { .. } => "hub_nothing",
             Self::NotCached { .. } => "hub_not_cached",
+            Self::InUse { .. } => "hub_in_use",
             Self::NoCache => "hub_no_cache",
             Self::Setup(_) => "hub_setup",
         }
     }
 
+    /// What may be otherwise soon, and why.
+    pub(super) fn passing(&self) -> Option<Passing> {
+        let (what, cause, asked) = match self {
+            Self::Limited { what, asked } => (what, "HTTP 429, it is asked too often".to_owned(), *asked),
+            Self::Status { what, status: status @ (408 | 500..), asked } => (what, format!("HTTP {status}"), *asked),
+            Self::Unreachable { what, cause, passes: true } => (what, cause.clone(), None),
+            _ => return None,
+        };
+        Some(Passing { what: what.clone(), cause, asked })
+    }
+
     pub(super) fn disk(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Disk { path, cause }
+    }
+}
+
+/// What passes by itself.
+pub(super) struct Passing {
+    /// What was asked for.
+    pub what: String,
+    /// What happened.
+    pub cause: String,
+    /// How long the hub asks to wait.
+    pub asked: Option<Duration>,
+}
+
+fn wait(asked: Option<Duration>) -> String {
+    match asked {
+        Some(asked) => format!("it asks to wait {} s", asked.as_secs()),
+        None => "it does not say how long to wait".to_owned(),
     }
 }
 
@@ -161,8 +211,18 @@ impl From<HubError> for CliError {
                 (Exit::NotFound, "look the name up: ORG/NAME, ORG/NAME:FILE, ORG/NAME@REVISION")
             }
             HubError::Nothing { .. } => (Exit::NotFound, "name one of its files: ORG/NAME:FILE"),
+            HubError::Limited { .. } => (
+                Exit::Unreachable,
+                "pull again in some minutes: it goes on where it ended; who names a token (HF_TOKEN_PATH) may ask more often",
+            ),
+            HubError::Status { status: 500.., .. } => {
+                (Exit::Unreachable, "pull again later: the hub fails to answer; HF_ENDPOINT names another")
+            }
             HubError::Unreachable { .. } | HubError::Status { .. } => {
                 (Exit::Unreachable, "see that the hub can be reached; HF_ENDPOINT names another")
+            }
+            HubError::InUse { .. } => {
+                (Exit::NotFound, "wait for the pull that fetches it or stop it, then remove it again")
             }
             HubError::Cut { .. } => (Exit::Unreachable, "pull again: it goes on where it ended"),
             HubError::Hash { .. } => (Exit::JobFailed, "pull again; if it stays so, what the hub hands out is damaged"),

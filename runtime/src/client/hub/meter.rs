@@ -24,9 +24,14 @@ pub struct PullMeter {
 }
 
 impl PullMeter {
-    /// Of so many bytes in all.
-    pub fn new(quiet: bool, total: u64) -> Self {
-        Self { quiet, started: Instant::now(), stated: None, bar: None, total, done: 0 }
+    /// Of nothing yet.
+    pub fn new(quiet: bool) -> Self {
+        Self { quiet, started: Instant::now(), stated: None, bar: None, total: 0, done: 0 }
+    }
+
+    /// So many bytes are to come in all.
+    pub fn expect(&mut self, total: u64) {
+        self.total = total;
     }
 
     /// So many more bytes of a file are here.

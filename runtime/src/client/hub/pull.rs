@@ -9,8 +9,10 @@ use super::{
     client::{HubClient, HubFile, Revision},
     download::{Download, blob_hash, make_folder},
     error::HubError,
+    lock,
     meter::PullMeter,
     name::HubName,
+    retry::patiently,
 };
 
 /// What a pull left in the cache.
@@ -35,15 +37,20 @@ pub struct Pulled {
 /// # Errors
 /// [`HubError`]; what came up to then is kept for the next try, but for a file whose hash is wrong.
 pub fn pull(client: &HubClient, cache: &HubCache, name: &HubName, quiet: bool) -> Result<Pulled, HubError> {
-    let revision = client.revision(name)?;
+    let mut meter = PullMeter::new(quiet);
+    let revision = patiently(&meter, || client.revision(name))?;
     let wanted = wanted(name, &revision)?;
-    let files = wanted.iter().map(|file| client.file(name, &revision, file)).collect::<Result<Vec<_>, _>>()?;
+    let file = |file: &String| patiently(&meter, || client.file(name, &revision, file));
+    let files = wanted.iter().map(file).collect::<Result<Vec<_>, _>>()?;
+    // From here on nobody removes what this pull takes for fetched.
+    let note = format!("another process removes {}: waiting for it", name.repository);
+    let _held = lock::shared(&cache.repository_lock(&name.repository), &meter, &note)?;
     let commit = revision.commit.as_str();
     let downloads: Vec<Download<'_>> =
         files.iter().map(|file| Download { client, cache, name, commit, file }).collect();
     let missing = downloads.iter().map(Download::missing).sum();
     check_room(cache, missing)?;
-    let mut meter = PullMeter::new(quiet, missing);
+    meter.expect(missing);
     let mut fetched = 0;
     for download in &downloads {
         fetched += usize::from(download.run(&mut meter)?);

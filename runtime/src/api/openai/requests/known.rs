@@ -18,7 +18,11 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
     ("presence_penalty", "all", "-2 to 2; of tokens of the answer"),
     ("frequency_penalty", "all", "-2 to 2; of tokens of the answer"),
     ("logit_bias", "all", "up to 1,024 token ids, -100 to 100 each"),
-    ("min_tokens", "all", "no end of sequence before so many"),
+    (
+        "min_tokens",
+        "all",
+        "no end of sequence before so many; a form that nothing can follow ends an answer all the same",
+    ),
     ("stop", "all", "a text or up to 16"),
     ("n", "chats, completions", "1 to 16 answers; 1 in a batch"),
     ("best_of", "completions", "as `n`, or absent"),
