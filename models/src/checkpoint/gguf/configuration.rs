@@ -29,7 +29,7 @@ const OTHERWISE: [(&str, f64, &str); 7] = [
 /// What begins the keys of which none is passed over: one that is not known would change what is computed.
 const COMPUTED: [&str; 2] = ["attention.", "rope."];
 /// Keys of these that are known, of all architectures.
-const KNOWN: [&str; 18] = [
+const KNOWN_KEYS: [&str; 18] = [
     "attention.causal",
     "attention.head_count",
     "attention.head_count_kv",
@@ -77,7 +77,7 @@ impl Keys<'_> {
     fn are_known(&self, architecture: &Architecture) -> Result<(), ModelError> {
         let prefix = self.key("");
         let known = |name: &&str| {
-            let listed = KNOWN.contains(name) || OTHERWISE.iter().any(|(key, ..)| key == name);
+            let listed = KNOWN_KEYS.contains(name) || OTHERWISE.iter().any(|(key, ..)| key == name);
             listed || architecture.keys.contains(name) || !COMPUTED.iter().any(|start| name.starts_with(start))
         };
         let mut names = self.metadata.keys().filter_map(|key| key.strip_prefix(&prefix));
