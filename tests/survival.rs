@@ -308,8 +308,7 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
 }
 
 /// Every phase, every role, both signals.
-/// Each role killed and stopped once, in the middle of decoding, and hosts while they encode; `asterism chaos --rounds 30` does so in every
-/// phase.
+/// Each role killed and stopped once, in the middle of decoding; `asterism chaos --rounds 30` does so in every phase.
 #[test]
 fn every_fault_leaves_the_tokens_alone() {
     let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
@@ -325,12 +324,6 @@ fn every_fault_leaves_the_tokens_alone() {
         let bound = if round["role"] == "supervisor" { 5.0 } else { 2.5 };
         assert!(detected < bound, "{round:#}");
     }
-    let chaos = cluster
-        .run(&["chaos", "--rounds", "2", "--phase", "encoding", "--role", "context", "--tokens", "8k", "-o", "json"]);
-    let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
-    let outcomes: Vec<&Value> =
-        report["rounds"].as_array().expect("rounds").iter().map(|round| &round["outcome"]).collect();
-    assert_eq!(outcomes, ["same", "same"], "{report:#}");
 }
 
 const SESSIONS: usize = 20;

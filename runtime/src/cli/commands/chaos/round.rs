@@ -2,12 +2,11 @@
 
 use std::{
     path::Path,
-    process,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{HostHealth, HostStatus, JobEvent, JobRequest, JobState, JobStatus, Role, bounds};
+use asterism_actors::api::{HostHealth, HostStatus, JobEvent, JobRequest, JobState, JobStatus, Role};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -108,7 +107,7 @@ impl<'a> Target<'a> {
     /// The job without a fault.
     pub fn reference(&self) -> Result<Reference, CliError> {
         let started = Instant::now();
-        let status = self.ask(0, |_| ())?;
+        let status = self.ask(|_| ())?;
         let total_s = started.elapsed().as_secs_f64();
         if let RoundOutcome::Failed { cause } = outcome(&status, &status.tokens) {
             let hint = "`asterism status` shows the hosts; chaos begins with a cluster that works";
@@ -125,7 +124,7 @@ impl<'a> Target<'a> {
         let mut trigger = Trigger::new(fault.phase, reference.tokens.len());
         let mut detection = None;
         let started = Instant::now();
-        let asked = self.ask(round, |event| {
+        let asked = self.ask(|event| {
             if trigger.pulled_by(event) {
                 let sent = Instant::now();
                 signal(struck.pid, fault.signal.signal());
@@ -148,11 +147,8 @@ impl<'a> Target<'a> {
         Ok(ChaosRound { round, fault, victim: struck.name, detected_s, recovered_s, total_s, outcome })
     }
 
-    fn ask(&self, round: usize, mut heard: impl FnMut(&JobEvent)) -> Result<JobStatus, CliError> {
-        let mut request = self.request.clone();
-        // What was encoded for one key is not there for another: each round encodes its context.
-        request.labels.insert(bounds::KEY.to_owned(), format!("chaos-{}-{round}", process::id()));
-        for event in Following::submit(self.client, request, |_| ())? {
+    fn ask(&self, mut heard: impl FnMut(&JobEvent)) -> Result<JobStatus, CliError> {
+        for event in Following::submit(self.client, self.request.clone(), |_| ())? {
             let event = event?;
             heard(&event);
             if let JobEvent::Finished { status } = event {
