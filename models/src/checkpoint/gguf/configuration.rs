@@ -144,16 +144,17 @@ fn heads(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), ModelEr
     } else {
         config.insert("num_key_value_heads".into(), config["num_attention_heads"].clone());
     }
-    let Some(dim) = keys.count("attention.key_length")? else { return Ok(()) };
+    let implied = |key: &str| config[key].as_u64().unwrap_or(0);
+    let even = implied("hidden_size") / implied("num_attention_heads").max(1);
+    let dim = keys.count("attention.key_length")?.unwrap_or(even);
     match keys.count("attention.value_length")? {
         Some(other) if other != dim => {
             let key = keys.key("attention.value_length");
-            return Err(keys.metadata.refuses(&key, other.to_string(), format!("attention.key_length = {dim}")));
+            return Err(keys.metadata.refuses(&key, other.to_string(), format!("{dim}, as keys have")));
         }
         _ => {}
     }
     // Where heads divide the residual stream, it says nothing that some families would refuse.
-    let implied = |key: &str| config[key].as_u64().unwrap_or(0);
     if implied("hidden_size") != dim * implied("num_attention_heads") || config["model_type"] != "llama" {
         config.insert("head_dim".into(), dim.into());
     }
