@@ -372,7 +372,7 @@ def langchain(api, messages):
     answer = chat.invoke(asked)
     assert FACT in answer.content and answer.usage_metadata["input_tokens"] > 1000, answer
     assert "".join(chunk.content for chunk in chat.stream(asked)) == answer.content
-    weather = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}}
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"], "additionalProperties": False}}
     for by_responses in [False, True]:
         caller = ChatOpenAI(base_url=f"http://{api}/v1", api_key="moon", model="asterism-7m", max_tokens=64, max_retries=0,
                             timeout=DEADLINE_S, use_responses_api=by_responses).bind_tools([weather], tool_choice="any")
