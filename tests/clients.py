@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Literal
 
 from clusters import Cluster, python_with, skipped
 
@@ -35,14 +36,15 @@ WEATHER = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, 
 
 def openai_client(api):
     import openai
-    from pydantic import BaseModel
+    from pydantic import BaseModel, Field
 
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
     messages = [{"role": "system", "content": HARBOUR.read_text()}, {"role": "user", "content": "Which city, and how long?"}]
 
     class Trip(BaseModel):
-        city: str
-        days: int
+        # What a model that knows no language says has an end, too.
+        city: Literal["Oslo", "Rome"]
+        days: int = Field(ge=0, le=99)
 
     parsed = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Trip, max_tokens=80)
     assert isinstance(parsed.choices[0].message.parsed, Trip), parsed
@@ -100,11 +102,12 @@ def anthropic_client(api):
 def instructor(api):
     import instructor
     import openai
-    from pydantic import BaseModel
+    from pydantic import BaseModel, Field
 
     class Trip(BaseModel):
-        city: str
-        days: int
+        # What a model that knows no language says has an end, too.
+        city: Literal["Oslo", "Rome"]
+        days: int = Field(ge=0, le=99)
 
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
     for mode in [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON]:
@@ -151,13 +154,14 @@ def guidellm(api):
 
 def langchain_openai(api):
     from langchain_openai import ChatOpenAI
-    from pydantic import BaseModel
+    from pydantic import BaseModel, Field
 
     class Trip(BaseModel):
         """A trip."""
 
-        city: str
-        days: int
+        # What a model that knows no language says has an end, too.
+        city: Literal["Oslo", "Rome"]
+        days: int = Field(ge=0, le=99)
 
     chat = ChatOpenAI(base_url=f"http://{api}/v1", api_key="none", model=MODEL, max_tokens=90, max_retries=0, timeout=DEADLINE_S)
     for method in ["json_schema", "function_calling"]:
@@ -192,13 +196,14 @@ def llama_index(api):
     from llama_index.core.llms import ChatMessage
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
-    from pydantic import BaseModel
+    from pydantic import BaseModel, Field
 
     class Trip(BaseModel):
         """A trip."""
 
-        city: str
-        days: int
+        # What a model that knows no language says has an end, too.
+        city: Literal["Oslo", "Rome"]
+        days: int = Field(ge=0, le=99)
 
     asked = {"model": MODEL, "api_base": f"http://{api}/v1", "api_key": "none", "max_tokens": 90, "timeout": DEADLINE_S, "max_retries": 0,
              "context_window": 8192}
@@ -228,11 +233,12 @@ def inspect_ai(api):
     from inspect_ai.solver import generate, multiple_choice, use_tools
     from inspect_ai.tool import ToolFunction, tool
     from inspect_ai.util import json_schema
-    from pydantic import BaseModel
+    from pydantic import BaseModel, Field
 
     class Trip(BaseModel):
-        city: str
-        days: int
+        # What a model that knows no language says has an end, too.
+        city: Literal["Oslo", "Rome"]
+        days: int = Field(ge=0, le=99)
 
     @tool
     def weather():
