@@ -36,13 +36,14 @@ WEATHER = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, 
 
 def openai_client(api):
     import openai
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
 
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
     messages = [{"role": "system", "content": HARBOUR.read_text()}, {"role": "user", "content": "Which city, and how long?"}]
 
     class Trip(BaseModel):
         # What a model that knows no language says has an end, too.
+        model_config = ConfigDict(extra="forbid")
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=0, le=99)
 
@@ -102,10 +103,11 @@ def anthropic_client(api):
 def instructor(api):
     import instructor
     import openai
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
 
     class Trip(BaseModel):
         # What a model that knows no language says has an end, too.
+        model_config = ConfigDict(extra="forbid")
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=0, le=99)
 
@@ -154,12 +156,13 @@ def guidellm(api):
 
 def langchain_openai(api):
     from langchain_openai import ChatOpenAI
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
 
     class Trip(BaseModel):
         """A trip."""
 
         # What a model that knows no language says has an end, too.
+        model_config = ConfigDict(extra="forbid")
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=0, le=99)
 
@@ -196,12 +199,13 @@ def llama_index(api):
     from llama_index.core.llms import ChatMessage
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
 
     class Trip(BaseModel):
         """A trip."""
 
         # What a model that knows no language says has an end, too.
+        model_config = ConfigDict(extra="forbid")
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=0, le=99)
 
@@ -233,10 +237,11 @@ def inspect_ai(api):
     from inspect_ai.solver import generate, multiple_choice, use_tools
     from inspect_ai.tool import ToolFunction, tool
     from inspect_ai.util import json_schema
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
 
     class Trip(BaseModel):
         # What a model that knows no language says has an end, too.
+        model_config = ConfigDict(extra="forbid")
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=0, le=99)
 
