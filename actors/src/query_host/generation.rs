@@ -329,6 +329,17 @@ impl<B: Backend> Generation<B> {
         Ok(all)
     }
 
+    /// The token to go on with where this one was chosen: another where its form could not be closed behind it.
+    fn within_room(&mut self, drawn: u32) -> u32 {
+        let left = self.left();
+        let Some(guide) = &mut self.guide else { return drawn };
+        let began = Instant::now();
+        let taken = guide.within_room(drawn, left);
+        self.masked += began.elapsed();
+        self.cut |= taken != drawn;
+        taken
+    }
+
     /// Chooses the next token from what its row came to.
     fn choose_next(&mut self, last: &LastRow) -> Result<Chosen, ModelError> {
         if self.tokens >= self.order.choice.max_tokens as usize {
@@ -345,10 +356,7 @@ impl<B: Backend> Generation<B> {
                 _ => self.sampler.next(logits),
             },
         };
-        let left = self.left();
-        let taken = self.guide.as_mut().map_or(drawn, |guide| guide.within_room(drawn, left));
-        self.cut |= taken != drawn;
-        let drawn = taken;
+        let drawn = self.within_room(drawn);
         let given = self.order.generated.get(self.tokens).copied();
         let choice = &self.order.choice;
         let goes_on = choice.ignore_eos && self.guide.is_none();

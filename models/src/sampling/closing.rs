@@ -2,8 +2,11 @@
 
 use llguidance::{Matcher, toktrie::TokTrie};
 
-/// Most tokens that are tried one after another.
+/// Most tokens that are tried one after another, and most that the form is asked about for that: forms come from outside.
 const MOST_TRIED: usize = 64;
+const MOST_ASKED: usize = 512;
+/// Bytes of what a form forces that are looked at for the next token.
+const FORCED_BYTES: usize = 256;
 
 /// Tokens that close what is open.
 #[derive(Clone, Default)]
@@ -34,15 +37,14 @@ impl Closing {
         }
     }
 
-    /// Tokens behind which an answer may end, `most` of them at most; none where these do not lead there. Nothing is said of an answer
-    /// that may end as it is.
+    /// Tokens behind which an answer may end, `most` of them at most: empty where it may end as it is, none where no way there is found.
     pub fn path(&self, answer: &Matcher, most: usize) -> Option<Vec<u32>> {
         // Texts whose pattern wants marks never end by letters, and free ones have no end of marks.
         let orders = [[&self.letters, &self.marks], [&self.marks, &self.letters]];
         orders.into_iter().find_map(|order| {
             let mut ahead = answer.clone();
             let trie = ahead.tok_env().ok()?;
-            let mut bytes = Vec::new();
+            let (mut bytes, mut asks) = (Vec::new(), MOST_ASKED);
             for _ in 0..=MOST_TRIED {
                 if ahead.is_error() {
                     return None;
@@ -51,7 +53,7 @@ impl Closing {
                     let path = trie.tok_trie().greedy_tokenize(&bytes);
                     return Some(path).filter(|path| path.len() <= most);
                 }
-                let next = self.next(&mut ahead, order, trie.tok_trie())?;
+                let next = self.next((&mut ahead, &mut asks), order, trie.tok_trie())?;
                 ahead.consume_token(next).ok()?;
                 bytes.extend_from_slice(trie.tok_trie().token(next));
             }
@@ -59,13 +61,16 @@ impl Closing {
         })
     }
 
-    /// The next of them.
-    fn next(&self, ahead: &mut Matcher, order: [&Vec<u32>; 2], trie: &TokTrie) -> Option<u32> {
+    /// The next of them, where so many may still be asked about.
+    fn next(&self, (ahead, asks): (&mut Matcher, &mut usize), order: [&Vec<u32>; 2], trie: &TokTrie) -> Option<u32> {
         let forced = ahead.compute_ff_bytes();
         if !forced.is_empty() {
-            return trie.greedy_tokenize(&forced).first().copied();
+            return trie.greedy_tokenize(&forced[..forced.len().min(FORCED_BYTES)]).first().copied();
         }
-        let mut allows = |id: &u32| ahead.validate_tokens(&[*id]).is_ok_and(|valid| valid == 1);
+        let mut allows = |id: &u32| {
+            *asks = asks.saturating_sub(1);
+            *asks > 0 && ahead.validate_tokens(&[*id]).is_ok_and(|valid| valid == 1)
+        };
         // Within a text brackets close nothing.
         let is_text = self.letters.iter().any(&mut allows);
         let tokens = match is_text {
