@@ -123,13 +123,9 @@ impl Keys<'_> {
 
     fn compressed(&self) -> Result<Scheme, ModelError> {
         // Weights that stand for others, behind a rotation of what they are multiplied with, or without what is zero.
-        let transforms = &self.0["transform_config"]["config_groups"];
-        if transforms.as_object().is_some_and(|groups| !groups.is_empty()) {
-            let names = transforms
-                .as_object()
-                .map(|groups| groups.keys().cloned().collect::<Vec<_>>().join(", "))
-                .unwrap_or_default();
-            return Err(self.refuses("transform_config.config_groups", names, "none"));
+        let transforms = self.0["transform_config"]["config_groups"].as_object();
+        if let Some((name, _)) = transforms.and_then(|groups| groups.iter().next()) {
+            return Err(self.refuses("transform_config.config_groups", name, "none"));
         }
         match self.0["sparsity_config"]["format"].as_str() {
             None | Some("dense") => {}
