@@ -11,29 +11,28 @@ use super::{error::HubError, meter::PullMeter};
 
 /// A lock that nobody else holds meanwhile; who does is waited for, which `note` says.
 pub(super) fn alone(path: &Path, meter: &PullMeter, note: &str) -> Result<File, HubError> {
-    let lock = opened(path)?;
-    match lock.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            meter.note(note);
-            lock.lock()
-        }
-        tried => tried.map_err(io::Error::from),
-    }
-    .map_err(HubError::disk(path))?;
-    Ok(lock)
+    held(path, (File::try_lock, File::lock), (meter, note))
 }
 
 /// A lock that others may share, but nobody holds alone; who does is waited for, which `note` says.
 pub(super) fn shared(path: &Path, meter: &PullMeter, note: &str) -> Result<File, HubError> {
+    held(path, (File::try_lock_shared, File::lock_shared), (meter, note))
+}
+
+fn held(
+    path: &Path,
+    (tries, waits): (impl Fn(&File) -> Result<(), TryLockError>, impl Fn(&File) -> io::Result<()>),
+    (meter, note): (&PullMeter, &str),
+) -> Result<File, HubError> {
     let lock = opened(path)?;
-    match lock.try_lock_shared() {
+    let got = match tries(&lock) {
         Err(TryLockError::WouldBlock) => {
             meter.note(note);
-            lock.lock_shared()
+            waits(&lock)
         }
         tried => tried.map_err(io::Error::from),
-    }
-    .map_err(HubError::disk(path))?;
+    };
+    got.map_err(HubError::disk(path))?;
     Ok(lock)
 }
 
