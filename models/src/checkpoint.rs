@@ -17,11 +17,11 @@ mod weights;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use asterism_kernels::BlockFormat;
+use asterism_kernels::{BlockFormat, HostTensor};
 use serde::{Deserialize, Serialize};
 
 use crate::config::parse;
-use crate::{ModelConfig, ModelError};
+use crate::{FieldRefusal, ModelConfig, ModelError};
 use chat_files::ChatFiles;
 use disk::{optional, present, regular};
 pub use embedded::EMBEDDED_NAME;
@@ -31,7 +31,7 @@ use quantised::scheme::Scheme;
 pub use random::KnownShape;
 use sniffed::ForeignFormat;
 pub use weights::Weight;
-use weights::{TensorEntry, WeightFile};
+use weights::{TensorEntry, WeightFile, surplus};
 
 /// An opened checkpoint.
 pub struct Checkpoint {
@@ -106,7 +106,9 @@ impl Checkpoint {
             scheme,
         };
         checkpoint.check_quantised()?;
-        checkpoint.check_head().map(|()| checkpoint.counted())
+        checkpoint.check_head()?;
+        checkpoint.check_surplus()?;
+        Ok(checkpoint.counted())
     }
 
     /// With what its weights take.
@@ -250,6 +252,48 @@ impl Checkpoint {
         Err(ModelError::Config { key: "tie_word_embeddings", got: "false".to_owned(), supported })
     }
 
+    /// Refuses tensors that nothing would be computed with, but for those that change no answer: an answer without them would be another
+    /// model's. Where tensors are missing, loading names those.
+    fn check_surplus(&self) -> Result<(), ModelError> {
+        let mut needed: BTreeSet<String> = random::tensors(&self.config).into_iter().map(|(name, _)| name).collect();
+        let placed = |name: &String| if name == TABLE { self.has(self.table()) } else { self.has(name) };
+        if !needed.iter().all(placed) {
+            return Ok(());
+        }
+        needed.insert(HEAD.to_owned());
+        let is_surplus = |(name, found): &(&String, &(usize, TensorEntry))| {
+            let harmless = surplus::is_harmless(name, self.scheme.is_some()) || self.is_no_bias(name, found);
+            !harmless && !self.is_computed_with(name, found, &needed)
+        };
+        let mut surplus = self.tensors.iter().filter(is_surplus);
+        let Some((name, (file, _))) = surplus.next() else { return Ok(()) };
+        let got = match surplus.count() {
+            0 => "there".to_owned(),
+            others => format!("there, one of {} that are", others + 1),
+        };
+        let expected = format!(
+            "no such tensor in a model of {} with this config.json: nothing would be computed with it. Take configuration and weights of \
+             one model",
+            self.family
+        );
+        Err(ModelError::Field(FieldRefusal::new(&self.files[*file].0, format!("tensor {name}"), got, expected)))
+    }
+
+    /// Whether a stored tensor is what a decoder loads for one of the tensors that it needs, or a part of that.
+    fn is_computed_with(&self, name: &str, found: &(usize, TensorEntry), needed: &BTreeSet<String>) -> bool {
+        surplus::whole_names(name).any(|whole| {
+            let loaded = self.find(&whole).is_some_and(|loaded| std::ptr::eq(loaded, found));
+            loaded && (needed.contains(&whole) || self.is_part(&whole, needed))
+        })
+    }
+
+    /// Whether a tensor is a bias that adds nothing, as tools for quantised weights save beside every layer.
+    fn is_no_bias(&self, name: &str, (file, entry): &(usize, TensorEntry)) -> bool {
+        let Some(stored) = entry.stored(name).ok().filter(|_| name.ends_with(".bias")) else { return false };
+        let bytes = &self.files[*file].1.bytes()[entry.bytes.clone()];
+        HostTensor { stored, shape: &entry.shape, bytes }.values().iter().all(|value| *value == 0.0)
+    }
+
     /// [`Checkpoint::tensor`], every element of which is a finite number: one pass over its bytes.
     pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<Weight<'_>, ModelError> {
         let tensor = self.tensor(name, expected)?;
@@ -348,7 +392,10 @@ fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
         tensors.extend(entries.into_iter().map(|(name, entry)| (name, (number, entry))));
         files.push((path, file));
     }
-    Ok((files, tensors))
+    match files.first().filter(|_| tensors.is_empty()) {
+        Some((path, _)) => Err(empty(path, "header", "the tensors of a model: fetch the file again")),
+        None => Ok((files, tensors)),
+    }
 }
 
 /// The files that have the weights.
@@ -357,7 +404,15 @@ fn weight_names(folder: &Path) -> Result<Vec<String>, ModelError> {
         return Ok(vec![folder::WEIGHTS.to_owned()]);
     }
     let Some(index) = optional(folder, INDEX)? else { return Err(folder::no_weights(folder, &disk::look)?) };
-    let index: Index = parse(&folder.join(INDEX).display().to_string(), &index)?;
+    let path = folder.join(INDEX).display().to_string();
+    let index: Index = parse(&path, &index)?;
+    if index.weight_map.is_empty() {
+        return Err(empty(
+            &path,
+            "weight_map",
+            "the file of each tensor: fetch the index again, and all files that it names",
+        ));
+    }
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     Ok(names.into_iter().collect())
 }
@@ -370,6 +425,11 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// A field of a file of weights in which there is nothing.
+fn empty(path: &str, field: &str, expected: &str) -> ModelError {
+    ModelError::Field(FieldRefusal::new(path, field, "empty", expected))
+}
+
 fn missing(folder: &Path, file: &str, remedy: &str) -> ModelError {
     let (file, folder, remedy) = (file.to_owned(), folder.display().to_string(), remedy.to_owned());
     ModelError::MissingFile { file, folder, remedy }
@@ -380,7 +440,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use safetensors::SafeTensors;
+    use safetensors::{Dtype, SafeTensors, tensor::TensorView};
     use serde_json::{Value, json};
     use tempfile::TempDir;
 
@@ -539,6 +599,85 @@ mod tests {
         let error = refused(renamed(&[("tie_word_embeddings", json!(false))], without).path());
         assert!(error.to_string().contains("tie_word_embeddings = false"), "{error}");
         Checkpoint::open(renamed(&[("tie_word_embeddings", json!(true))], without).path()).unwrap();
+    }
+
+    /// The folder with a tensor more, all of one number.
+    fn with_another(name: &str, shape: &[usize], value: f32) -> TempDir {
+        let folder = copy();
+        let path = folder.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let data = value.to_le_bytes().repeat(shape.iter().product());
+        let another = TensorView::new(Dtype::F32, shape.to_vec(), &data).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let tensors: Vec<_> = tensors.into_iter().chain([(name.to_owned(), another)]).collect();
+        fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        folder
+    }
+
+    #[test]
+    fn tensors_that_nothing_is_computed_with_are_refused_by_name() {
+        for name in [
+            "model.layers.0.self_attn.o_proj.bias",
+            "model.layers.1.mlp.down_proj.bias",
+            "model.layers.0.self_attn.q_norm.weight",
+            "model.layers.0.pre_feedforward_layernorm.weight",
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            "model.layers.99.input_layernorm.weight",
+            "model.layers.0.mlp.up_proj.input_scale",
+            "lm_head.bias",
+            "v_head.summary.weight",
+            // What is there under another name already.
+            "norm.weight",
+        ] {
+            let folder = with_another(name, &[96], 1.0);
+            let error = refused(folder.path());
+            let (path, stated) = (folder.path().join("model.safetensors"), error.to_string());
+            assert_eq!(error.code(), "model_file_unfit");
+            let words =
+                format!("{}: tensor {name} is there; expected no such tensor in a model of qwen2", path.display());
+            assert!(stated.starts_with(&words), "{stated}");
+        }
+        let fewer = renamed(&[("num_hidden_layers", json!(1))], str::to_owned);
+        let stated = refused(fewer.path()).to_string();
+        assert!(stated.contains("tensor model.layers.1.") && stated.contains(" is there, one of "), "{stated}");
+    }
+
+    #[test]
+    fn tensors_that_change_no_answer_are_passed_over() {
+        for (name, shape, value) in [
+            ("model.layers.0.self_attn.rotary_emb.inv_freq", &[8][..], 1.0),
+            ("model.layers.0.self_attn.masked_bias", &[], -1e4),
+            // Adds nothing.
+            ("model.layers.0.self_attn.o_proj.bias", &[96], 0.0),
+            // The model's, whatever config.json says of ties.
+            (HEAD, &[512, 96], 1.0),
+        ] {
+            Checkpoint::open(with_another(name, shape, value).path()).unwrap().verify().unwrap();
+        }
+    }
+
+    #[test]
+    fn where_tensors_are_missing_those_are_named() {
+        let other = renamed(&[], |name| name.replace("mlp.up_proj", "mlp.up_projection"));
+        let error = Checkpoint::open(other.path()).unwrap().verify().unwrap_err();
+        assert!(error.to_string().contains("no tensor model.layers.0.mlp.up_proj.weight"), "{error}");
+    }
+
+    #[test]
+    fn weights_in_which_there_is_nothing_are_named() {
+        let folder = copy();
+        let path = folder.path().join("model.safetensors");
+        fs::write(&path, safetensors::serialize(Vec::<(String, TensorView<'_>)>::new(), None).unwrap()).unwrap();
+        let stated = refused(folder.path()).to_string();
+        assert!(stated.starts_with(&format!("{}: header is empty; expected the tensors", path.display())), "{stated}");
+        fs::remove_file(&path).unwrap();
+        fs::write(folder.path().join(INDEX), r#"{"metadata": {"total_size": 0}, "weight_map": {}}"#).unwrap();
+        let stated = refused(folder.path()).to_string();
+        let index = folder.path().join(INDEX);
+        assert!(
+            stated.starts_with(&format!("{}: weight_map is empty; expected the file", index.display())),
+            "{stated}"
+        );
     }
 
     #[test]

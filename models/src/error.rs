@@ -64,6 +64,9 @@ pub enum ModelError {
     /// A GGUF file, or a model in one, that is not as it must be.
     #[error(transparent)]
     Gguf(Box<FieldRefusal>),
+    /// A field of a folder's file, or a tensor in it, that is not as it must be.
+    #[error(transparent)]
+    Field(Box<FieldRefusal>),
     /// Weights that are quantised in a way that is not read, or not as their configuration says.
     #[error(transparent)]
     Quantised(Box<FieldRefusal>),
@@ -402,7 +405,7 @@ impl ModelError {
             Self::TensorShape { .. } => "tensor_shape",
             Self::TensorType { .. } => "tensor_type",
             Self::WeightNotFinite { .. } => "weights_not_finite",
-            Self::Unfit { .. } => "model_file_unfit",
+            Self::Unfit { .. } | Self::Field(_) => "model_file_unfit",
             Self::LogitsNotFinite { .. } => "not_finite_logits",
             Self::PartialNotFinite { .. } => "not_finite_partial",
             Self::Tokenizer { .. } => "tokenizer",

@@ -72,8 +72,24 @@ impl Tokenizer {
             path: format!("{name}/tokenizer.json"),
             cause: error.to_string(),
         };
+        let without = |got: &str| ModelError::Unfit {
+            path: format!("{name}/tokenizer.json"),
+            got: got.to_owned(),
+            expected:
+                "a tokenizer with its vocabulary: fetch the file again, or save it with transformers' save_pretrained"
+                    .to_owned(),
+        };
+        if json.is_empty() {
+            return Err(without("an empty file"));
+        }
         let growth = fuel::growth(json).map_err(|cause| malformed(cause.into()))?;
+        if !class::has_model(json) {
+            return Err(without("without a model"));
+        }
         let (mut inner, largest) = class::load(json, config, family).map_err(malformed)?;
+        if inner.get_vocab_size(false) == 0 {
+            return Err(without("without a vocabulary"));
+        }
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
@@ -240,32 +256,36 @@ impl Tokenizer {
         self.steps.inner().decode(ids, true).map_err(refused)
     }
 
-    /// The bytes that one token stands for within a text, a special token's as it is written; none where there is no such token.
+    /// The bytes that one token stands for within a text, a special token's as it is written, and of a byte that is written out, as
+    /// `<0x0A>`, that byte; none where there is no such token.
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         let written = self.token(id)?;
         if bytes::is_by_bytes(self.steps.inner().get_decoder()) {
             return Some(bytes::of(&written).unwrap_or_else(|| written.into_bytes()));
+        }
+        if let Some(byte) = bytes::written_out(&written) {
+            return Some(vec![byte]);
         }
         // Decoders may treat the first token of a text apart: what it adds behind itself is what it stands for.
         let (one, two) = (self.decode(&[id]).ok()?, self.decode(&[id, id]).ok()?);
         Some(two.strip_prefix(&one).unwrap_or(&one).as_bytes().to_vec())
     }
 
-    /// The same for the parser of a form: a special token's stand behind a byte that no text has, and those of a byte that is
-    /// written out, as `<0x0A>`, are that byte.
+    /// The same for the parser of a form: a special token's stand behind a byte that no text has.
     pub(crate) fn guided_bytes(&self, id: u32) -> Vec<u8> {
-        let inner = self.steps.inner();
-        let added = inner.get_added_tokens_decoder();
-        let Some(written) = self.token(id) else { return Vec::new() };
-        if added.get(&id).is_some_and(|token| token.special) {
-            return [&[0xff], written.as_bytes()].concat();
+        match self.token(id) {
+            Some(written) if self.is_special(id) => [&[0xff], written.as_bytes()].concat(),
+            _ => self.bytes(id).unwrap_or_default(),
         }
-        let byte =
-            written.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).filter(|digits| digits.len() == 2);
-        match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => vec![byte],
-            None => self.bytes(id).unwrap_or_default(),
-        }
+    }
+
+    /// The same for a text without its special tokens, which have none.
+    fn plain_bytes(&self, id: u32) -> Vec<u8> {
+        if self.is_special(id) { Vec::new() } else { self.bytes(id).unwrap_or_default() }
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.steps.inner().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 
     /// Text of one token as the vocabulary writes it.

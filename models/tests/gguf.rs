@@ -304,6 +304,35 @@ fn biases_of_a_file_are_computed_with() {
     assert!(plain == silent && plain != biased);
 }
 
+/// Qwen3's class has heads of 128 elements where config.json says nothing; a file that says nothing divides the width by the heads.
+#[test]
+fn heads_of_qwen3_divide_the_width_where_a_file_has_no_length_of_keys() {
+    let mut file = converted(&folder("tiny-qwen2"));
+    for (key, value) in &mut file.metadata {
+        *key = key.replace("qwen2.", "qwen3.");
+        if key == "general.architecture" {
+            *value = Put::Text("qwen3".into());
+        }
+    }
+    file.tensors.retain(|tensor| !tensor.name.ends_with(".bias"));
+    for layer in 0..3 {
+        for norm in ["attn_q_norm", "attn_k_norm"] {
+            let weights = (0..16).map(|at| 1.0 + at as f32 / 64.0).collect();
+            file.tensors.push(floats(&format!("blk.{layer}.{norm}.weight"), weights));
+        }
+    }
+    let mut told = file.clone();
+    told.set("qwen3.attention.key_length", Put::U32(16));
+    assert!(!file.metadata.iter().any(|(key, _)| key.contains("key_length")));
+    let [silent, told] = [file, told].map(|file| {
+        let checkpoint = opened(&file);
+        checkpoint.verify().unwrap();
+        (checkpoint.config().heads, logits(&checkpoint, DType::F32))
+    });
+    assert_eq!((silent.0.query, silent.0.kv, silent.0.dim), (6, 2, 16));
+    assert!(silent == told, "other logits");
+}
+
 #[test]
 fn rotary_scaling_is_read_by_older_keys_and_without_its_type() {
     let plain = converted(&folder("tiny-qwen2"));

@@ -297,3 +297,39 @@ fn a_configuration_that_contradicts_its_tensors_is_refused() {
     });
     assert!(stated.contains("has NaN at element 0"), "{stated}");
 }
+
+/// Opens the tiny model with its projections so and without a word of that in its config.json.
+fn unconfigured(quantise: Quantise<'_>) -> String {
+    let [folder, plain] = folders(&json!({}), quantise);
+    fs::copy(plain.path().join("config.json"), folder.path().join("config.json")).unwrap();
+    Checkpoint::open(folder.path()).err().expect("no configuration").to_string()
+}
+
+#[test]
+fn quantised_tensors_without_a_configuration_name_the_key_that_is_missing() {
+    let stated = unconfigured(&|draw, layer, shape| eight_bits(draw, (layer, "weight_scale"), shape, [1, ALL], None));
+    let words = "config.json: quantization_config is missing, and tensor model.layers.0.mlp.down_proj.weight is stored as F8_E4M3; \
+                 expected what quantised weights stand for";
+    assert!(stated.starts_with(words), "{stated}");
+    for codes in ["qweight", "weight_packed"] {
+        let stated = unconfigured(&|_, layer, [n, k]| {
+            let words = vec![0; n * k / 2];
+            (vec![(format!("{layer}.{codes}"), Dtype::I32, vec![n, k / 8], words)], vec![0.0; n * k])
+        });
+        assert!(stated.contains("quantization_config is missing") && stated.contains(codes), "{stated}");
+    }
+}
+
+/// What tools save beside quantised weights and nothing is computed with: scales of inputs and of keys, and biases of zeros.
+#[test]
+fn scales_of_inputs_and_biases_of_zeros_beside_quantised_weights_change_nothing() {
+    is_what_it_stands_for(&json!({"quant_method": "fp8", "activation_scheme": "static"}), &|draw, layer, shape| {
+        let (mut tensors, values) = eight_bits(draw, (layer, "weight_scale"), shape, [ALL, ALL], Some(Vec::new()));
+        tensors.push((format!("{layer}.input_scale"), Dtype::F32, Vec::new(), f32s(&[0.5])));
+        tensors.push((format!("{layer}.bias"), Dtype::F16, vec![shape[0]], vec![0; 2 * shape[0]]));
+        if let Some(attention) = layer.strip_suffix(".k_proj") {
+            tensors.push((format!("{attention}.k_scale"), Dtype::F32, Vec::new(), f32s(&[0.25])));
+        }
+        (tensors, values)
+    });
+}

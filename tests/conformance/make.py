@@ -9,6 +9,7 @@ Every tokenizer of kinds.py, which goes to tokenizers/NAME.json, stands behind e
 Conversations with the name of a special token in a message are no part of this: there transformers takes it for the token.
 """
 
+import codecs
 import datetime
 import json
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 import jinja2
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import chat_template_utils
 
 HERE = Path(__file__).resolve().parent
@@ -116,11 +118,24 @@ def greedy(model, ids):
     return {"prompt_tokens": len(ids), "tokens": tokens, "logprobs": logprobs}
 
 
+def told(tokenizer, ids):
+    """The text of an answer as clusters tell it: without a character that its last bytes only begin."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    bytes_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokens = tokenizer.convert_ids_to_tokens(ids, skip_special_tokens=True)
+    letters = "".join(token or "" for token in tokens)
+    if not text.endswith("\ufffd") or not set(letters) <= set(bytes_of):
+        return text
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(bytes(bytes_of[letter] for letter in letters))
+    return text[:-1] if decoder.getstate()[0] else text
+
+
 def kept(model, tokenizer):
     """What is answered to a second question about a document, behind the first and its answer as text."""
     turns = [("user", f"{DOCUMENT}\n\n{FIRST}")]
     first = greedy(model, chat(tokenizer, turns))
-    text = tokenizer.decode(first["tokens"], skip_special_tokens=True)
+    text = told(tokenizer, first["tokens"])
     ids = chat(tokenizer, [*turns, ("assistant", text), ("user", SECOND)])
     return {"first": first, "text": text, "ids": ids, "second": greedy(model, ids)}
 

@@ -8,6 +8,8 @@ mod layer;
 mod refusal;
 pub(super) mod scheme;
 
+use std::collections::BTreeSet;
+
 use asterism_kernels::{BlockFormat, Stored};
 use safetensors::Dtype;
 
@@ -36,6 +38,11 @@ const PARTS: [&str; 10] = [
     "weight_zero_point",
     "weight_g_idx",
 ];
+
+/// The key of config.json that says how weights are quantised.
+const QUANTIZATION_KEY: &str = "quantization_config";
+/// How names of tensors of packed integers end.
+const PACKED_ENDS: [&str; 2] = [".qweight", ".weight_packed"];
 
 impl Checkpoint {
     /// A linear layer's weight `(n, k)` of a quantised folder, if it is stored quantised.
@@ -102,9 +109,15 @@ impl Checkpoint {
         parts.chain(layer.is_none().then(|| name.to_owned()))
     }
 
-    /// Whether the folder has what its configuration says: some tensor that is quantised so.
+    /// Whether a tensor is one of those that stand for a weight that is needed.
+    pub(super) fn is_part(&self, name: &str, needed: &BTreeSet<String>) -> bool {
+        let Some((layer, part)) = name.rsplit_once('.').filter(|_| self.scheme.is_some()) else { return false };
+        PARTS.contains(&part) && needed.contains(&format!("{layer}.weight"))
+    }
+
+    /// Whether the folder has what its configuration says: some tensor that is quantised so, and none where it says nothing.
     pub(super) fn check_quantised(&self) -> Result<(), ModelError> {
-        let Some(scheme) = &self.scheme else { return Ok(()) };
+        let Some(scheme) = &self.scheme else { return self.check_plain() };
         let (sought, found) = match scheme {
             Scheme::Fp8(_) => {
                 let eight = EntryType::Safetensors(Dtype::F8_E4M3);
@@ -116,6 +129,21 @@ impl Checkpoint {
             }
         };
         let expected = format!("{sought} among the weights: take configuration and weights of one model");
-        if found { Ok(()) } else { Err(refused(CONFIG, "quantization_config", scheme.name(), expected)) }
+        if found { Ok(()) } else { Err(refused(CONFIG, QUANTIZATION_KEY, scheme.name(), expected)) }
+    }
+
+    /// Refuses quantised tensors of which no configuration says what they stand for.
+    fn check_plain(&self) -> Result<(), ModelError> {
+        let eight = [Dtype::F8_E4M3, Dtype::F8_E5M2].map(EntryType::Safetensors);
+        let is_quantised =
+            |name: &str, stored| eight.contains(&stored) || PACKED_ENDS.iter().any(|codes| name.ends_with(codes));
+        let Some((name, (_, entry))) = self.tensors.iter().find(|(name, (_, entry))| is_quantised(name, entry.stored))
+        else {
+            return Ok(());
+        };
+        let got = format!("missing, and tensor {name} is stored as {:?}", entry.stored);
+        let expected =
+            "what quantised weights stand for: fetch the config.json that belongs to them, or weights in bf16";
+        Err(refused(CONFIG, QUANTIZATION_KEY, got, expected))
     }
 }

@@ -1,5 +1,7 @@
 //! One safetensors file in memory: its header checked against its length, its tensors as byte ranges.
 
+pub(super) mod surplus;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;

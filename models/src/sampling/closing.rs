@@ -1,4 +1,5 @@
-//! How what is open of a form is closed in few tokens. Chooses them by the form alone, whatever a model likes.
+//! How what is open of a form is closed in few tokens. Chooses them by the form alone, whatever a model likes, so that a device may not
+//! have looked at them: how likely they were is then told as [`Logprobs::of_another`](super::Logprobs::of_another) says.
 
 use llguidance::{Matcher, toktrie::TokTrie};
 

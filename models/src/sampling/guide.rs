@@ -12,7 +12,7 @@ use std::{
 
 use llguidance::{
     Matcher, ParserFactory,
-    api::{ParserLimits, TopLevelGrammar},
+    api::{ParserLimits, StopReason, TopLevelGrammar},
     earley::SlicedBiasComputer,
     toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie},
 };
@@ -303,7 +303,9 @@ impl Guides {
     fn compile(&self, constraint: &Constraint) -> Result<Matcher, ModelError> {
         let mut matcher = Matcher::new(self.factory.create_parser(constraint.grammar()));
         // It compiles what is compiled late.
-        matcher.compute_mask_or_eos().map_err(|error| constraint.refused(String::new(), &error.to_string()))?;
+        matcher
+            .compute_mask_or_eos()
+            .map_err(|error| constraint.refused(String::new(), &uncompiled(&error.to_string())))?;
         Ok(matcher)
     }
 
@@ -326,7 +328,7 @@ impl Guides {
 
     fn tried(&self, grammar: TopLevelGrammar) -> Result<(), String> {
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
-        matcher.compute_mask_or_eos().map(drop).map_err(|error| error.to_string())
+        matcher.compute_mask_or_eos().map(drop).map_err(|error| uncompiled(&error.to_string()))
     }
 
     /// A part of a refused schema that is refused alone: its name, itself and why.
@@ -335,11 +337,11 @@ impl Guides {
         (whole, part): (&Value, &'s Value),
         left: &mut usize,
     ) -> Option<(String, &'s Value, String)> {
-        for (name, inner) in parts(part) {
+        for (name, inner) in parts(part).into_iter().filter(|(_, inner)| !refers_outside(inner)) {
             *left = left.checked_sub(1)?;
             let mut alone = inner.clone();
             if let (Some(alone), Some(defined)) = (alone.as_object_mut(), whole.as_object()) {
-                let definitions = ["$defs", "definitions"].iter().filter_map(|key| Some((*key, defined.get(*key)?)));
+                let definitions = DEFINITIONS.iter().filter_map(|key| Some((*key, defined.get(*key)?)));
                 definitions.for_each(|(key, value)| drop(alone.insert(key.to_owned(), value.clone())));
             }
             if let Err(cause) = self.tried(schema_grammar(&alone)) {
@@ -359,6 +361,25 @@ fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ModelError>
     *factory.limits_mut() =
         ParserLimits { max_grammar_size: 200_000, verbose_errors: false, ..ParserLimits::default() };
     Ok(factory)
+}
+
+/// Keys of a schema whose parts others refer to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
+/// Whether a part of a schema refers to what it does not have where it stands alone with all definitions.
+fn refers_outside(part: &Value) -> bool {
+    let is_definition = |to: &str| {
+        let to = to.strip_prefix("#/").and_then(|path| path.split_once('/'));
+        to.is_some_and(|(key, _)| DEFINITIONS.contains(&key))
+    };
+    match part {
+        Value::Object(fields) => fields.iter().any(|(name, value)| match value {
+            Value::String(to) => name == "$ref" && !is_definition(to),
+            value => refers_outside(value),
+        }),
+        Value::Array(parts) => parts.iter().any(refers_outside),
+        _ => false,
+    }
 }
 
 /// The schemas within a schema, by their paths.
@@ -514,7 +535,22 @@ const WORD_BITS: [u32; 32] = {
     bits
 };
 
+/// What is said of a form in which nothing can be written.
+const NO_TEXT: &str = "no text has this form: its parts contradict each other, or it leads back to itself before anything is written, \
+                       as {\"$ref\": \"#\"} does alone";
+
+/// Why a form is not compiled: the parser's words, but where it has none for what is wrong with the form.
+fn uncompiled(cause: &str) -> String {
+    if nothing_may_come(cause) { NO_TEXT.to_owned() } else { cause.to_owned() }
+}
+
+/// Whether the parser means that no token may come, which it tells by a name of its own.
+fn nothing_may_come(cause: &str) -> bool {
+    cause.contains(&StopReason::NoExtensionBias.to_string())
+}
+
 fn lost(cause: &str) -> ModelError {
+    let cause = if nothing_may_come(cause) { "no token may come next" } else { cause };
     let cause = cause.chars().take(300).collect();
     ModelError::Constraint { what: "form of the answer", path: "/".to_owned(), cause }
 }
@@ -817,6 +853,23 @@ mod tests {
         ] {
             assert_eq!(wrong.check().unwrap_err().code(), "constraint", "{wrong:?}");
         }
+        for (schema, path) in [
+            (json!({"$ref": "#"}), "/"),
+            (json!({"anyOf": [{"$ref": "#"}]}), "/"),
+            (
+                json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+                "/$defs/a",
+            ),
+        ] {
+            let refused = Constraint::JsonSchema(schema.clone()).check().unwrap_err();
+            assert_eq!(refused.to_string(), format!("the schema cannot be compiled at {path}: {NO_TEXT}"), "{schema}");
+        }
+        // Of a part that refers to the whole nothing is said but where the whole is at fault.
+        let wrong = json!({"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string", "pattern": "(?<=x)y"}}});
+        let refused = Constraint::JsonSchema(wrong).check().unwrap_err().to_string();
+        assert!(refused.contains("/properties/b") && !refused.contains(NO_TEXT), "{refused}");
+        // What leads back to itself behind something may end.
+        Constraint::JsonSchema(json!({"type": "object", "properties": {"next": {"$ref": "#"}}})).check().unwrap();
         Constraint::JsonObject.check().unwrap();
         one_call(None).check().unwrap();
         one_call(Some(Constraint::JsonObject)).check().unwrap();

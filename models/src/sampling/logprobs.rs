@@ -2,7 +2,8 @@
 
 use asterism_kernels::{RowChoice, RowToken, TokenChoice};
 
-/// The least that is told, in place of what no token has.
+/// The least that is told, in place of what no token has, and of what nobody looked at: OpenAI's API tells a token outside of the
+/// likeliest so (`logprob` of its chat completions), since JSON has no number for it.
 const LEAST: f32 = -9999.0;
 
 /// Logarithms of probabilities at one place of an answer.
@@ -20,7 +21,9 @@ impl Logprobs {
         Self::of_row(&RowChoice { token: TokenChoice::Known(chosen), shape: None, top: most }.of(logits))
     }
 
-    /// Of what was told of a row, for a token in place of the one that it is of. One that is not among the likeliest has the least.
+    /// Of what was told of a row, for a token in place of the one that it is of, as where a form was closed with another than was
+    /// chosen. A device tells the logits of its choice and of the likeliest that were asked for: a token beside those has the least, as
+    /// OpenAI's API tells one that is outside of them.
     pub fn of_another(row: &RowToken, id: u32) -> Self {
         let logit = row.top.iter().find(|(other, _)| *other == id).map_or(f32::NAN, |(_, logit)| *logit);
         let logit = if row.token == id { row.logit } else { logit };
@@ -69,6 +72,18 @@ mod tests {
         let Logprobs { chosen, top } = Logprobs::of(&logits, 0, 4);
         assert_eq!((chosen, top), (LEAST, vec![(1, 0.0), (3, LEAST), (2, LEAST)]));
         assert_eq!(Logprobs::of(&[0.0], 7, 0), Logprobs { chosen: LEAST, top: vec![] });
+    }
+
+    #[test]
+    fn a_token_that_nobody_looked_at_has_the_least() {
+        let logits = [2.0f32, 1.0, 0.0, -1.0];
+        let row = RowChoice { token: TokenChoice::Known(3), shape: None, top: 2 }.of(&logits);
+        let told = |id: u32| Logprobs::of_another(&row, id);
+        assert_eq!(
+            (told(0), told(1), told(3)),
+            (Logprobs::of(&logits, 0, 2), Logprobs::of(&logits, 1, 2), Logprobs::of(&logits, 3, 2))
+        );
+        assert_eq!(told(2), Logprobs { chosen: LEAST, top: told(3).top });
     }
 
     #[test]

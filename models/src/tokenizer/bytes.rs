@@ -16,6 +16,13 @@ pub fn of(written: &str) -> Option<Vec<u8>> {
     written.chars().map(byte).collect()
 }
 
+/// The byte of a token that writes it out, as `<0x0A>`.
+pub fn written_out(written: &str) -> Option<u8> {
+    let digits = written.strip_prefix("<0x")?.strip_suffix('>')?;
+    let plain = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| plain)
+}
+
 /// The byte that a character stands for: itself where it can be seen, else the characters from 256 on, in the bytes' order.
 fn byte(character: char) -> Option<u8> {
     let code = u32::from(character);
@@ -45,5 +52,13 @@ mod tests {
         assert_eq!(of("Ċ").unwrap(), b"\n");
         assert_eq!(of("Ã©").unwrap(), "é".as_bytes());
         assert_eq!((of("a b"), of("\u{10ffff}")), (None, None));
+    }
+
+    #[test]
+    fn bytes_that_are_written_out_are_read() {
+        assert_eq!((written_out("<0x0A>"), written_out("<0xe4>")), (Some(0x0a), Some(0xe4)));
+        for text in ["<0x0>", "<0x+A>", "<0x0AB>", "0x0A", "<0x0G>", "a"] {
+            assert_eq!(written_out(text), None, "{text}");
+        }
     }
 }

@@ -139,6 +139,15 @@ impl Class {
     }
 }
 
+/// Whether a tokenizer.json says how texts are cut at all.
+pub fn has_model(json: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Form {
+        model: Option<serde::de::IgnoredAny>,
+    }
+    serde_json::from_slice::<Form>(json).is_ok_and(|form| form.model.is_some())
+}
+
 /// The tokenizer of these files, for a model of this family.
 pub fn load(
     json: &[u8],

@@ -3,7 +3,8 @@
 use super::Tokenizer;
 use crate::ModelError;
 
-/// Text of generated tokens as it becomes certain: whole characters only, ending before the first stop string.
+/// Text of generated tokens as it becomes certain: whole characters only, ending before the first stop string. A character of which an
+/// answer has the first bytes alone is no part of its text; the bytes of its tokens have them.
 pub struct TextStream {
     tokenizer: Tokenizer,
     stop: Vec<String>,
@@ -29,7 +30,7 @@ impl TextStream {
         Ok(self.release(false))
     }
 
-    /// Ends the answer; returns the text held back.
+    /// Ends the answer; returns the text held back, without a character that was begun.
     pub fn finish(&mut self) -> Result<String, ModelError> {
         self.settle(true)?;
         Ok(self.release(true))
@@ -45,6 +46,7 @@ impl TextStream {
     fn settle(&mut self, end: bool) -> Result<(), ModelError> {
         let before = self.tokenizer.decode_plain(&self.window[..self.settled])?;
         let after = self.tokenizer.decode_plain(&self.window)?;
+        let after = if end && after.ends_with(char::REPLACEMENT_CHARACTER) { self.whole_characters()? } else { after };
         if after.len() <= before.len() || (after.ends_with(char::REPLACEMENT_CHARACTER) && !end) {
             return Ok(());
         }
@@ -52,6 +54,25 @@ impl TextStream {
         self.window.drain(..self.settled);
         self.settled = self.window.len();
         Ok(())
+    }
+
+    /// Text of the window up to a character that its last bytes only begin. Bytes that begin none stay what decoders put in their place.
+    fn whole_characters(&self) -> Result<String, ModelError> {
+        let bytes: Vec<Vec<u8>> =
+            self.window[self.settled..].iter().map(|id| self.tokenizer.plain_bytes(*id)).collect();
+        let mut begun = begun_character(&bytes.concat());
+        let whole = bytes.iter().rev().take_while(|bytes| {
+            let within = begun > 0 && bytes.len() <= begun;
+            begun -= if within { bytes.len() } else { 0 };
+            within
+        });
+        let dropped = whole.count();
+        let text = self.tokenizer.decode_plain(&self.window[..self.window.len() - dropped])?;
+        // What is left of it stands in a token behind the end of another character.
+        Ok(match text.strip_suffix(char::REPLACEMENT_CHARACTER) {
+            Some(text) if begun > 0 => text.to_owned(),
+            _ => text,
+        })
     }
 
     fn release(&mut self, end: bool) -> String {
@@ -73,6 +94,15 @@ impl TextStream {
 fn begun(text: &str, stop: &str) -> usize {
     let starts = stop.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
     starts.rev().find(|at| text.ends_with(&stop[..*at])).unwrap_or(0)
+}
+
+/// Bytes at the end of `bytes` that begin a character without completing it.
+fn begun_character(bytes: &[u8]) -> usize {
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    match std::str::from_utf8(last) {
+        Err(error) if error.error_len().is_none() => last.len(),
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -133,13 +163,67 @@ mod tests {
         assert_eq!((begun.concat().as_str(), stopped), ("one two STO", false));
     }
 
+    /// What a stream of these tokens comes to.
+    fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let mut stream = TextStream::new(tokenizer.clone(), Vec::new());
+        let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
+        pieces.concat() + &stream.finish().unwrap()
+    }
+
+    /// The longest whole characters of a text's first bytes.
+    fn whole(text: &str, bytes: usize) -> &str {
+        let end = (0..=bytes).rev().find(|end| text.is_char_boundary(*end)).unwrap();
+        &text[..end]
+    }
+
+    /// A tokenizer that writes out every byte, but for some letters.
+    fn by_written_bytes() -> Tokenizer {
+        let names =
+            ["<unk>", "a", "▁"].map(str::to_owned).into_iter().chain((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        let vocabulary: serde_json::Map<String, serde_json::Value> =
+            names.enumerate().map(|(id, name)| (name, id.into())).collect();
+        let form = serde_json::json!({
+            "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "fuse_unk": true, "vocab": vocabulary, "merges": []},
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            ]},
+        });
+        Tokenizer::from_files(form.to_string().as_bytes(), Default::default(), ("llama", "bytes")).unwrap()
+    }
+
     #[test]
-    fn half_a_character_at_the_end_is_given_out_as_it_is() {
+    fn a_character_that_is_cut_is_left_out_wherever_the_answer_ends() {
+        for tokenizer in [tokenizer(), by_written_bytes()] {
+            for text in ["a 你好a😀", "你", "é a", "aaé\u{1f40b}"] {
+                let ids = tokenizer.encode(text).unwrap();
+                for cut in 0..=ids.len() {
+                    let bytes: usize = ids[..cut].iter().map(|id| tokenizer.bytes(*id).unwrap().len()).sum();
+                    assert_eq!(streamed(&tokenizer, &ids[..cut]), whole(text, bytes), "{cut} tokens of {text}");
+                }
+            }
+            let bytes = |text: &str| -> Vec<u8> {
+                tokenizer.encode(text).unwrap().iter().flat_map(|id| tokenizer.bytes(*id).unwrap()).collect()
+            };
+            assert_eq!(bytes("a你"), "a你".as_bytes(), "the bytes of tokens stay what they are");
+        }
+    }
+
+    #[test]
+    fn only_what_begins_a_character_is_left_out() {
         let tokenizer = tokenizer();
-        let ids = tokenizer.encode("你").unwrap();
-        let mut stream = TextStream::new(tokenizer, Vec::new());
-        assert_eq!(stream.push(ids[0]).unwrap(), "");
-        assert!(stream.finish().unwrap().contains(char::REPLACEMENT_CHARACTER));
+        let byte = |byte: u8| (0..4096).find(|id| tokenizer.bytes(*id).is_some_and(|bytes| bytes == [byte])).unwrap();
+        let of = |bytes: &[u8]| streamed(&tokenizer, &bytes.iter().map(|one| byte(*one)).collect::<Vec<_>>());
+        assert_eq!(of(b"a\x80"), "a\u{fffd}", "no character begins so");
+        assert_eq!(of(b"a\xe4\xbd"), "a");
+        assert_eq!(of(b"a\xe4b"), "a\u{fffd}b", "it is known to be none");
+        assert_eq!(of(b"a\x80\xe4"), "a\u{fffd}");
+        assert_eq!(of("a\u{fffd}".as_bytes()), "a\u{fffd}", "a model may write it");
+        for (bytes, begun) in
+            [(&b""[..], 0), (b"a", 0), (b"\xf0\x9f\x90", 3), (b"a\xe4", 1), (b"\xe4\xe4", 1), (b"\xff", 0)]
+        {
+            assert_eq!(begun_character(bytes), begun, "{bytes:?}");
+        }
     }
 
     #[test]

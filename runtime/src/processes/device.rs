@@ -441,6 +441,22 @@ mod tests {
     }
 
     #[test]
+    fn operations_that_a_device_lacks_are_refused_by_name() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let (plain, mut behind) = (checkpoint.config().clone(), checkpoint.config().clone());
+        behind.layer.norms_behind = true;
+        has_operations(&cluster("", "redistribute", ""), &behind).unwrap();
+        for (keys, devices) in [("device = \"cuda:1\"\n", "cuda:1"), ("devices = [\"cpu\", \"cpu\"]\n", "cpu,cpu")] {
+            let cluster = cluster(keys, "redistribute", "");
+            has_operations(&cluster, &plain).unwrap();
+            let error = has_operations(&cluster, &behind).unwrap_err();
+            let words = format!("host 'context-0' is to compute on {devices}: the model needs sums of rows");
+            assert!(error.exit == Exit::Usage && error.message.starts_with(&words), "{error}");
+            assert!(error.hint.unwrap().contains("device = \"cpu\""));
+        }
+    }
+
+    #[test]
     fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
         let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
         let load = |dtype, parts| {

@@ -172,3 +172,68 @@ fn weights_that_exceed_a_hosts_limit_start_nothing() {
     let up = cluster.run(&["up", "--detach"]);
     assert_eq!(up.status.code(), Some(4), "{}", printed(&up));
 }
+
+#[test]
+fn a_folder_whose_tokenizer_has_no_vocabulary_is_verified_by_nobody() {
+    let cluster = cluster(|text| text);
+    let folder = cluster.folder().join("model");
+    copy_to(&folder);
+    let verify = || cluster.command(&["model", "verify"]).arg(&folder).output().expect("the binary under test");
+    let sound = verify();
+    let stdout = String::from_utf8_lossy(&sound.stdout);
+    assert!(
+        sound.status.success() && stdout.contains("tokenizer") && stdout.contains("weights"),
+        "{}",
+        printed(&sound)
+    );
+    for (text, got) in [
+        ("", "is an empty file"),
+        ("{}", "is without a model"),
+        (r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}"#, "is without a vocabulary"),
+    ] {
+        fs::write(folder.join("tokenizer.json"), text).expect("a file");
+        let refused = verify();
+        let printed = printed(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{printed}");
+        assert!(printed.contains(&format!("model/tokenizer.json {got}; expected a tokenizer")), "{printed}");
+        assert_eq!(printed.matches("error: ").count(), 1, "{printed}");
+    }
+}
+
+#[test]
+fn tensors_that_nothing_is_computed_with_are_refused_by_every_command_that_opens_a_model() {
+    let cluster = cluster(|text| text);
+    let folder = cluster.folder().join("model");
+    copy_to(&folder);
+    // Of the last layers nothing is left to compute.
+    edited(&folder, |config| config["num_hidden_layers"] = json!(3));
+    let words = [
+        "model.safetensors: tensor model.layers.3.",
+        "is there, one of 9 that are; expected no such tensor in a model of llama",
+    ];
+    refuses(&cluster, 2, &words);
+    for verb in ["inspect", "verify"] {
+        let refused = cluster.command(&["model", verb]).arg(&folder).output().expect("the binary under test");
+        let printed = printed(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{printed}");
+        assert!(words.iter().all(|word| printed.contains(word)), "{printed}");
+    }
+}
+
+#[test]
+fn a_model_that_a_hosts_devices_lack_operations_for_starts_nothing() {
+    let cluster = cluster(|text| text.replace("role = \"query\"", "role = \"query\"\ndevices = [\"cpu\", \"cpu\"]"));
+    let folder = cluster.folder().join("model");
+    copy_to(&folder);
+    let works = validate(&cluster);
+    assert!(works.status.success(), "{}", printed(&works));
+    // Norms behind attention, for which a group of devices has no sums.
+    edited(&folder, |config| config["model_type"] = json!("olmo2"));
+    let words = "host 'query-0' is to compute on cpu,cpu: the model needs sums of rows outside a linear layer";
+    refuses(&cluster, 2, &[words, "docs/models.md"]);
+    let up = cluster.run(&["up", "--detach"]);
+    assert!(up.status.code() == Some(2) && printed(&up).contains(words), "{}", printed(&up));
+    let doctor = cluster.run(&["doctor"]);
+    let told = String::from_utf8_lossy(&doctor.stdout);
+    assert!(doctor.status.code() == Some(3) && told.contains(words), "{told}{}", printed(&doctor));
+}

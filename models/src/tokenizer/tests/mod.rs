@@ -188,3 +188,42 @@ fn long_runs_are_tokenised_whole_and_longer_ones_refused() {
         }
     });
 }
+
+#[test]
+fn a_file_without_a_vocabulary_is_refused_as_such() {
+    for (json, got) in [
+        ("", "an empty file"),
+        ("{}", "without a model"),
+        ("[]", "without a model"),
+        (r#"{"version": "1.0", "model": null}"#, "without a model"),
+        (r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#, "without a vocabulary"),
+        (
+            r#"{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"},
+                "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                                  "normalized": false, "special": true}]}"#,
+            "without a vocabulary",
+        ),
+    ] {
+        let error = Tokenizer::from_files(json.as_bytes(), Default::default(), ("llama", "tiny")).err().expect(json);
+        let words = format!("tiny/tokenizer.json is {got}; expected a tokenizer with its vocabulary");
+        assert!(error.to_string().starts_with(&words) && error.code() == "model_file_unfit", "{error}");
+    }
+}
+
+#[test]
+fn no_merge_is_dropped_at_random() {
+    let checkpoint = Checkpoint::embedded().unwrap();
+    let mut form: serde_json::Value = serde_json::from_slice(checkpoint.tokenizer_json()).unwrap();
+    form["model"]["dropout"] = 0.9.into();
+    let json = serde_json::to_vec(&form).unwrap();
+    let read = |json: &[u8]| Tokenizer::from_files(json, Default::default(), ("llama", "dropout")).unwrap();
+    let (whole, dropping) = (read(checkpoint.tokenizer_json()), read(&json));
+    let text = "The whale is white, and the sea is wide. ".repeat(20);
+    let ids = whole.encode(&text).unwrap();
+    for _ in 0..4 {
+        assert_eq!(dropping.encode(&text).unwrap(), ids);
+        assert_eq!(dropping.encode_most(&Written::from(text.clone()), 1000).unwrap(), ids);
+    }
+    let library = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+    assert_ne!(library.encode_fast(text.as_str(), false).unwrap().get_ids(), ids, "the library does drop them");
+}

@@ -24,7 +24,7 @@ pub enum ModelVerb {
     List,
     /// Show what a model is: a folder, or a name of the cache
     Inspect(ModelArgs),
-    /// Read all of a model's weights; of a cached one hash all of its files, too
+    /// Read a model's tokenizer and all of its weights; of a cached one hash all of its files, too
     Verify(ModelArgs),
     /// Remove a model from the hub's cache, with all of its revisions
     Rm(RemoveArgs),
@@ -208,7 +208,11 @@ fn verify(globals: &Globals, model: &Path) -> Result<Exit, CliError> {
     // A file of its own may be of a format that other commands read.
     if cached.as_ref().is_none_or(|name| name.file.is_none()) {
         let checkpoint = opened(model)?;
-        checkpoint.verify().map_err(|error| checkpoint::model_refusal(&error))?;
+        let refusal = |error| checkpoint::model_refusal(&error);
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).map_err(refusal)?;
+        tokenizer.check_ids(checkpoint.config()).map_err(refusal)?;
+        said.push(("tokenizer", "of this model's vocabulary".to_owned()));
+        checkpoint.verify().map_err(refusal)?;
         said.push(("weights", "all there, of the right shapes, and finite".to_owned()));
     }
     match globals.format {
