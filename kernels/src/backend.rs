@@ -19,7 +19,7 @@ pub use batch::{BatchAttention, StepLayers};
 pub use cache::KvOps;
 pub use collectives::{AllGather, Collectives, Exported, GatheredLayer, Rendezvous};
 #[cfg(feature = "cuda")]
-pub(crate) use collectives::{PendingFill, PendingGather};
+pub(crate) use collectives::PendingFill;
 pub use device::ComputeDevice;
 pub use elementwise::ElementwiseOps;
 pub use heads::{HeadOps, Rotary};

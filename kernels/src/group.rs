@@ -2,6 +2,7 @@
 //! linear layer; rows are put together wherever a sum goes over all of them, so that every sum stays whole and bits are those of one
 //! device. Knows no model beyond its heads, and no kind of device.
 
+mod arriving;
 mod attention;
 mod batch;
 mod heads;

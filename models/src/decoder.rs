@@ -300,17 +300,13 @@ impl<B: Backend> Decoder<B> {
 
     /// The rest of the layer: `x (t, e)` plus the output projection of `attention (query, t, dim)` in f32, plus the MLP.
     pub fn finish(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        self.finish_stacked(layer, x, std::slice::from_ref(attention))
+        self.finish_joined(layer, x, &self.backend.join_heads(attention)?)
     }
 
-    /// [`Decoder::finish`] of several inputs, one after the other in `x`, each with its attention.
-    pub fn finish_stacked(&self, layer: usize, x: B::Tensor, attention: &[B::Tensor]) -> Result<B::Tensor, ModelError> {
-        let mut joined = attention.iter().map(|heads| self.backend.join_heads(heads)).collect::<Result<Vec<_>, _>>()?;
-        let attention = match joined.len() {
-            1 => joined.remove(0),
-            _ => self.backend.concat(&joined, 0)?,
-        };
-        self.finish_joined(layer, x, &attention)
+    /// Attention `(query, t, dim)` of several inputs as [`Decoder::finish_joined`] takes it: `(t of all, query dim)`, one after the other.
+    pub(crate) fn joined(&self, attention: &[B::Tensor]) -> Result<B::Tensor, ModelError> {
+        let joined = attention.iter().map(|heads| self.backend.join_heads(heads)).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.backend.put_together(&joined)?)
     }
 
     /// [`Decoder::finish`] of `attention (t, query dim)` in compute type.

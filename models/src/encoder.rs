@@ -376,11 +376,17 @@ impl<B: Backend> Phase1<'_, B> {
         outputs: Vec<Vec<B::Tensor>>,
     ) -> Result<Vec<Stack<B>>, ModelError> {
         let mut outputs = outputs.into_iter();
-        let finish = |Stack { shards, x }: Stack<B>| {
-            let attention: Vec<_> = outputs.by_ref().take(shards).flatten().collect();
-            Ok(Stack { shards, x: self.decoder.finish_stacked(layer, x, &attention)? })
+        let mut joined = |stack: &Stack<B>| {
+            self.decoder.joined(&outputs.by_ref().take(stack.shards).flatten().collect::<Vec<_>>())
         };
-        stacks.into_iter().map(finish).collect()
+        let (mut finished, mut left) = (Vec::with_capacity(stacks.len()), stacks.into_iter().peekable());
+        let mut next = left.peek().map(&mut joined);
+        while let (Some(Stack { shards, x }), Some(attention)) = (left.next(), next.take()) {
+            // Devices may have some heads each: while they are at one stack, the rows of the next come together.
+            next = left.peek().map(&mut joined);
+            finished.push(Stack { shards, x: self.decoder.finish_joined(layer, x, &attention?)? });
+        }
+        Ok(finished)
     }
 }
 

@@ -59,17 +59,29 @@ pub trait Collectives: LinearOps + WorkQueue {
         Err(KernelError::NoKernel { operation: "columns in place", device: self.numerics() })
     }
 
+    /// Rows of matrices, one below the other, into columns from `first` on of `to (t, N)`.
+    fn rows_into(&self, parts: &[Self::Tensor], to: &Self::Tensor, first: usize) -> Result<(), KernelError> {
+        let _ = (parts, to, first);
+        Err(KernelError::NoKernel { operation: "columns in place", device: self.numerics() })
+    }
+
+    /// Matrices one below the other, which a product takes: where several devices each have some columns, they go to all of them beside
+    /// what is asked of the devices until somebody reads them.
+    fn put_together(&self, parts: &[Self::Tensor]) -> Result<Self::Tensor, KernelError> {
+        match parts {
+            [part] => Ok(part.clone()),
+            _ => self.concat(parts, 0),
+        }
+    }
+
     /// What puts matrices of these devices of one process together.
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         Ok(Box::new(Rendezvous::new(members)))
     }
 }
 
-/// What gives each member the whole, once its device has waited for it.
-pub type PendingGather<B> = Box<dyn FnOnce() -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send>;
-
 /// What returns once each member's device waits for the columns of the others.
-pub type PendingFill = Box<dyn FnOnce() -> Result<(), KernelError>>;
+pub type PendingFill = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
 
 /// What a device makes of rows that lie on several by columns, once it has all of them.
 pub enum GatheredLayer<'a, B: LinearOps> {
@@ -96,7 +108,7 @@ pub trait AllGather<B: LinearOps>: Send + Sync {
     /// What the devices report.
     fn gather_all(&self, parts: &[B::Tensor], sizes: &[usize], axis: usize) -> Result<Vec<B::Tensor>, KernelError>;
 
-    /// [`AllGather::gather_all`] of what is large, beside what is asked of the devices until it is taken.
+    /// [`AllGather::gather_all`] of what is large, beside what is asked of the devices until it is waited for.
     ///
     /// # Errors
     /// What the devices report.
@@ -105,9 +117,8 @@ pub trait AllGather<B: LinearOps>: Send + Sync {
         parts: &[B::Tensor],
         sizes: &[usize],
         axis: usize,
-    ) -> Result<PendingGather<B>, KernelError> {
-        let whole = self.gather_all(parts, sizes, axis)?;
-        Ok(Box::new(move || Ok(whole)))
+    ) -> Result<(Vec<B::Tensor>, PendingFill), KernelError> {
+        Ok((self.gather_all(parts, sizes, axis)?, Box::new(|| Ok(()))))
     }
 
     /// [`AllGather::gather_all`] of columns, and what each member's layer makes of the rows, to the last bit, where there is a shorter way

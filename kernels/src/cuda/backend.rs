@@ -531,6 +531,10 @@ impl Collectives for Cuda {
         self.device.gated_silu_into(gate_up, to, first)
     }
 
+    fn rows_into(&self, parts: &[Tensor], to: &Tensor, first: usize) -> Result<(), KernelError> {
+        self.device.rows_into(parts, to, first)
+    }
+
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         gathering::all_gather(members)
     }

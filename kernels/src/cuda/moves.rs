@@ -42,6 +42,13 @@ pub(super) struct CopyRun {
 
 /// Runs of a launch, as the kernel has it.
 const RUNS: usize = 32;
+/// Runs that are rows of so many steps, and those from one to the next where they are written, as the kernel declares it.
+#[repr(C)]
+struct ColumnRuns {
+    each: [CopyRun; RUNS],
+    row: i32,
+    pitch: i32,
+}
 /// Blocks of threads that copy one run.
 const COPY_BLOCKS: usize = 1024;
 
@@ -101,11 +108,43 @@ impl Device {
         for some in runs.chunks(RUNS) {
             let mut sent = [CopyRun::default(); RUNS];
             sent[..some.len()].copy_from_slice(some);
-            let most = some.iter().map(|run| run.steps as usize).max().unwrap_or(0);
-            let blocks = (most.div_ceil(256).min(COPY_BLOCKS), some.len());
-            launch!(self, "copy_runs", LaunchShape { blocks, threads: 256, shared: 0 }, sent)?;
+            launch!(self, "copy_runs", Self::spread_runs(some), sent)?;
         }
         Ok(())
+    }
+
+    /// As `Collectives::rows_into`.
+    pub fn rows_into(&self, parts: &[Tensor], to: &Tensor, first: usize) -> Result<(), KernelError> {
+        let ((rows, pitch), size) = (to.matrix("rows_into")?, to.dtype.size());
+        let columns = parts.first().map_or(Ok(0), |part| part.matrix("rows_into").map(|(_, columns)| columns))?;
+        let fits = |part: &Tensor| part.dtype == to.dtype && part.shape.len() == 2 && part.shape[1] == columns;
+        let given: usize = parts.iter().map(|part| part.shape[0]).sum();
+        if !parts.iter().all(fits) || given != rows || first + columns > pitch {
+            let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
+            return Err(KernelError::shape("rows_into", format!("parts of {rows} rows, within ({rows}, {pitch})"), &shapes));
+        }
+        let ([row, pitch], mut runs) = ([columns, pitch].map(|columns| columns * size), Vec::with_capacity(parts.len()));
+        let mut at = to.pointer() + (first * size) as u64;
+        for part in parts.iter().filter(|part| part.elements() > 0) {
+            match CopyRun::of(part.pointer(), at, part.bytes()).filter(|_| (row | pitch).is_multiple_of(16)) {
+                Some(run) => runs.push(run),
+                None => self.copy_2d((part.pointer(), row), (at, pitch), row, part.shape[0])?,
+            }
+            at += (part.shape[0] * pitch) as u64;
+        }
+        for some in runs.chunks(RUNS) {
+            let [row, pitch] = [row, pitch].map(|bytes| (bytes / 16) as i32);
+            let mut sent = ColumnRuns { each: [CopyRun::default(); RUNS], row, pitch };
+            sent.each[..some.len()].copy_from_slice(some);
+            launch!(self, "copy_columns", Self::spread_runs(some), sent)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that copy some runs.
+    fn spread_runs(runs: &[CopyRun]) -> LaunchShape {
+        let most = runs.iter().map(|run| run.steps as usize).max().unwrap_or(0);
+        LaunchShape { blocks: (most.div_ceil(256).min(COPY_BLOCKS), runs.len()), threads: 256, shared: 0 }
     }
 
     /// Merges `other` into `to`, in place: a prefix's partial into a block's own.

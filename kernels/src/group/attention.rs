@@ -48,8 +48,8 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
         let layout = self.segments(self.heads.query, heads).keys(self.members.len());
         let (k, v) = (self.dealt(k, &layout)?, self.dealt(v, &layout)?);
         let parts = match layout {
-            None => self.alike(|at, member| member.kv(&k.parts[at], &v.parts[at]))?,
-            Some(_) => self.each(|at, member| member.kv(&k.parts[at], &v.parts[at]))?,
+            None => self.alike(|at, member| member.kv(k.part(at)?, v.part(at)?))?,
+            Some(_) => self.each(|at, member| member.kv(k.part(at)?, v.part(at)?))?,
         };
         Ok(GroupKv { parts, heads, layout })
     }
@@ -57,7 +57,7 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
     fn kv_append(&self, kv: &mut GroupKv<B>, k: &GroupTensor<B>, v: &GroupTensor<B>) -> Result<(), KernelError> {
         let (k, v) = (self.dealt(k, &kv.layout)?, self.dealt(v, &kv.layout)?);
         for (at, (part, member)) in kv.parts.iter_mut().zip(&self.members).enumerate() {
-            member.kv_append(part, &k.parts[at], &v.parts[at])?;
+            member.kv_append(part, k.part(at)?, v.part(at)?)?;
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl<B: Backend> KvOps for DeviceGroup<B> {
             let parts = of_members.iter_mut().zip(&mut kv.parts);
             parts.for_each(|(of_member, part)| of_member.push((part, rows.clone())));
         }
-        for ((member, own), (k, v)) in self.members.iter().zip(of_members).zip(k.parts.iter().zip(v.parts.iter())) {
+        for ((member, own), (k, v)) in self.members.iter().zip(of_members).zip(k.parts()?.iter().zip(v.parts()?)) {
             member.kv_append_each(own, k, v)?;
         }
         Ok(())
@@ -138,7 +138,7 @@ impl<B: Backend> DeviceGroup<B> {
         attend: impl Fn(&B, &B::Tensor, &B::Kv) -> Result<Partial<B::Tensor>, KernelError> + Sync,
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
         let q = self.queries(q, kv.heads)?;
-        let each = self.each_of(&q.parts[0], |at, member| attend(member, &q.parts[at], &kv.parts[at]))?;
+        let each = self.each_of(q.like(), |at, member| attend(member, q.part(at)?, &kv.parts[at]))?;
         Ok(Self::partial(each, &q.layout))
     }
 }
@@ -169,11 +169,10 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
     fn attention_each(&self, calls: &[(GroupTensor<B>, GroupKv<B>, Mask)]) -> Result<Vec<GroupTensor<B>>, KernelError> {
         let queries = calls.iter().map(|(q, kv, _)| self.queries(q, kv.heads)).collect::<Result<Vec<_>, _>>()?;
         let Some(first) = queries.first() else { return Ok(Vec::new()) };
-        let each = self.each_of(&first.parts[0], |at, member| {
+        let each = self.each_of(first.like(), |at, member| {
             let own = queries.iter().zip(calls);
-            let own: Vec<_> =
-                own.map(|(q, (_, kv, mask))| (q.parts[at].clone(), kv.parts[at].clone(), *mask)).collect();
-            member.attention_each(&own)
+            let own = own.map(|(q, (_, kv, mask))| Ok((q.part(at)?.clone(), kv.parts[at].clone(), *mask)));
+            member.attention_each(&own.collect::<Result<Vec<_>, KernelError>>()?)
         })?;
         let mut outputs: Vec<Vec<B::Tensor>> = queries.iter().map(|_| Vec::new()).collect();
         for of_member in each {
@@ -188,8 +187,9 @@ impl<B: Backend> AttentionOps for DeviceGroup<B> {
         let lses = partials.iter().map(|partial| self.dealt(&partial.lse, &layout)).collect::<Result<Vec<_>, _>>()?;
         let each = self.each(|at, member| {
             let own = outputs.iter().zip(&lses);
-            let own = own.map(|(output, lse)| Partial { output: output.parts[at].clone(), lse: lse.parts[at].clone() });
-            member.merge(&own.collect::<Vec<_>>())
+            let own =
+                own.map(|(output, lse)| Ok(Partial { output: output.part(at)?.clone(), lse: lse.part(at)?.clone() }));
+            member.merge(&own.collect::<Result<Vec<_>, KernelError>>()?)
         })?;
         Ok(Self::partial(each, &layout))
     }
@@ -201,7 +201,7 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
         // A key's score is the mean over all query heads of its own: whoever has it has these.
         let queries = HeadSegments { query: Segment { copies: segments.kv.copies, ..segments.query }, ..segments };
         let (q, k) = (self.dealt(q, &queries.queries(members))?, self.dealt(k, &segments.keys(members))?);
-        let mut scores = self.each(|at, member| member.key_scores(&q.parts[at], &k.parts[at]))?;
+        let mut scores = self.each(|at, member| member.key_scores(q.part(at)?, k.part(at)?))?;
         let Some(split) = &k.layout else { return Ok(scores.swap_remove(0)) };
         let keys = self.shape(&k).get(1).copied().unwrap_or(0);
         Ok(split.whole((1, keys), &scores))
@@ -215,10 +215,10 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
     ) -> Result<Partial<GroupTensor<B>>, KernelError> {
         let q = self.queries(q, kv.heads)?;
         let each = match q.layout.as_ref().filter(|split| split.size() == keys.heads()) {
-            None => self.each(|at, member| member.attention_selected(&q.parts[at], &kv.parts[at], keys))?,
+            None => self.each(|at, member| member.attention_selected(q.part(at)?, &kv.parts[at], keys))?,
             Some(split) => self.each(|at, member| {
                 let own = keys.of_heads(split.ranges(at).swap_remove(0));
-                member.attention_selected(&q.parts[at], &kv.parts[at], &own)
+                member.attention_selected(q.part(at)?, &kv.parts[at], &own)
             })?,
         };
         Ok(Self::partial(each, &q.layout))
@@ -228,7 +228,7 @@ impl<B: Backend> SelectionOps for DeviceGroup<B> {
         let q = self.queries(q, kv.heads)?;
         let (mut partials, mut selections) = (Vec::new(), Vec::new());
         // One after the other: what they selected stays where it is, and is no thread's to hand on.
-        for ((member, q), kv) in self.members.iter().zip(q.parts.iter()).zip(&kv.parts) {
+        for ((member, q), kv) in self.members.iter().zip(q.parts()?).zip(&kv.parts) {
             let (partial, selection) = member.attention_by(q, kv, selector)?;
             partials.push(partial);
             selections.push(selection);

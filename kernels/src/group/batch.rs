@@ -47,7 +47,7 @@ impl<B: Backend> StepLayers<DeviceGroup<B>> for GroupLayers<'_, B> {
         let (k, v) = (group.dealt(k, &keys)?, group.dealt(v, &keys)?);
         let steps = self.each.iter_mut().collect();
         let parts = group.each_with(steps, |at, _, step: &mut Box<dyn StepLayers<B> + '_>| {
-            step.attend(layer, [&q.parts[at], &k.parts[at], &v.parts[at]])
+            step.attend(layer, [q.part(at)?, k.part(at)?, v.part(at)?])
         })?;
         Ok(GroupTensor::of(parts, rows))
     }
@@ -107,7 +107,7 @@ impl<B: Backend> BatchAttention for DeviceGroup<B> {
         let each = self.each(|at, member| {
             let mut packed = Vec::new();
             let heads = segments.local(at, self.members.len(), heads.dim);
-            member.attend_many(heads, &q.parts[at], &own(asks, at), &mut packed)?;
+            member.attend_many(heads, q.part(at)?, &own(asks, at), &mut packed)?;
             Ok(packed)
         })?;
         match self.packed_layout(heads, segments) {
@@ -129,7 +129,7 @@ impl<B: Backend> BatchAttention for DeviceGroup<B> {
         let (q, segments) = self.query_rows(heads, q)?;
         self.spread(self.packed_layout(heads, segments), |at, member| {
             let heads = segments.local(at, self.members.len(), heads.dim);
-            member.attend_rows(heads, &q.parts[at], (&own(asks, at), groups))
+            member.attend_rows(heads, q.part(at)?, (&own(asks, at), groups))
         })
     }
 
@@ -144,9 +144,9 @@ impl<B: Backend> BatchAttention for DeviceGroup<B> {
         let packed = self.packed_layout(heads, segments);
         let given = given.iter().map(|rows| self.dealt(rows, &packed)).collect::<Result<Vec<_>, _>>()?;
         self.spread(segments.rows(heads.dim, self.members.len()), |at, member| {
-            let given: Vec<B::Tensor> = given.iter().map(|rows| rows.parts[at].clone()).collect();
+            let given = given.iter().map(|rows| rows.part(at).cloned()).collect::<Result<Vec<_>, _>>()?;
             let heads = segments.local(at, self.members.len(), heads.dim);
-            member.attend_tree(heads, &q.parts[at], (&own(asks, at), &given), merging)
+            member.attend_tree(heads, q.part(at)?, (&own(asks, at), &given), merging)
         })
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
-use super::spread::{Coming, GroupTensor};
+use super::spread::GroupTensor;
 use crate::backend::{Backend, ElementwiseOps, GatheredLayer, HostTensor, LinearOps, TensorOps};
 use crate::{DType, KernelError, RowChoice, RowToken, Stored};
 
@@ -18,6 +18,9 @@ pub struct GroupLinear<B: Backend> {
 /// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy, though
 /// each device has but some of the columns.
 const EXCHANGED_ROWS: usize = 4096;
+
+/// What gives a piece of a product's input when its turn comes.
+type Input<'a, B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError> + 'a>;
 
 /// So many rows in pieces of so many at most, about as long: none of many is so short that it is computed otherwise.
 fn pieces(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
@@ -98,26 +101,40 @@ impl<B: Backend> DeviceGroup<B> {
         self.first().queues() && rows >= 2 * EXCHANGED_ROWS
     }
 
-    /// `residual (t, n)` plus the layer's outputs for `input`, which has some of its rows on their way: some are exchanged while others
-    /// are computed.
-    fn added_by_pieces(
+    /// `residual (t, n)` plus the layer's outputs for `inputs`, which take turns at it: what it makes of one goes to all devices beside
+    /// the next.
+    fn added_by_pieces<'a>(
         &self,
-        (rows, piece): (usize, usize),
-        input: impl Fn(Range<usize>) -> Result<Coming<B>, KernelError>,
+        inputs: Vec<(Range<usize>, Input<'a, B>)>,
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
-        let inputs = pieces(rows, piece).map(|rows| Ok((rows.clone(), input(rows)?)));
-        let inputs = inputs.collect::<Result<Vec<_>, KernelError>>()?;
         if let Some(sizes) = self.adds_in_place(weight, residual) {
-            return self.added_in_place((rows, &sizes), inputs, weight, residual);
+            return self.added_in_place((inputs, &sizes), weight, residual);
         }
         let mut sums = Vec::with_capacity(inputs.len());
         for (rows, input) in inputs {
             let residual = self.rows(residual, rows.start, rows.end)?;
-            sums.push(self.beside(self.sum(&input()?, weight, &residual)?)?);
+            sums.push(self.beside(&self.sum(&input()?, weight, &residual)?)?);
         }
-        self.concat(&sums.into_iter().map(|sum| sum()).collect::<Result<Vec<_>, _>>()?, 0)
+        self.concat(&sums, 0)
+    }
+
+    /// Rows of `x (t, k)` in pieces of so many at most: those of all devices that each has some columns of are on their way at once.
+    fn taken_by_pieces<'a>(
+        &'a self,
+        x: &'a GroupTensor<B>,
+        piece: usize,
+    ) -> Result<Vec<(Range<usize>, Input<'a, B>)>, KernelError> {
+        let input = |rows: Range<usize>| -> Result<(Range<usize>, Input<'a, B>), KernelError> {
+            let of = rows.clone();
+            if x.layout.is_none() {
+                return Ok((of, Box::new(move || self.rows(x, rows.start, rows.end))));
+            }
+            let coming = self.beside(&self.rows(x, rows.start, rows.end)?)?;
+            Ok((of, Box::new(move || Ok(coming))))
+        };
+        pieces(self.shape(x)[0], piece).map(input).collect()
     }
 
     /// Outputs of each device, where they can be written to where they belong, and the residual is whole.
@@ -127,28 +144,26 @@ impl<B: Backend> DeviceGroup<B> {
         (axis == 1 && each && residual.layout.is_none() && self.gather().fills()).then_some(sizes)
     }
 
-    /// Each device's outputs of a piece in their place of the whole, and those of the others beside the next piece.
-    fn added_in_place(
+    /// Each device's outputs of a piece in their place of the whole, and those of the others on their way.
+    fn added_in_place<'a>(
         &self,
-        (rows, sizes): (usize, &[usize]),
-        inputs: Vec<(Range<usize>, Coming<B>)>,
+        (inputs, sizes): (Vec<(Range<usize>, Input<'a, B>)>, &[usize]),
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
+        let rows = self.shape(residual)[0];
         let to = self.each(|_, member| member.unfilled(rows, sizes.iter().sum()))?;
         let mut coming = Vec::with_capacity(inputs.len());
         for (rows, input) in inputs {
-            let x = self.whole(&input()?)?;
-            let wholes = self.each_of(&x.parts[0], |at, member| {
-                let [residual, to] = [&residual.parts[at], &to[at]].map(|of| member.rows(of, rows.start, rows.end));
-                let (to, first) = (to?, sizes[..at].iter().sum());
-                member.linear_add_into(&x.parts[at], &weight.parts[at], [&residual?, &to], first)?;
+            let (x, residual) = (self.whole(&input()?)?, self.rows(residual, rows.start, rows.end)?);
+            let wholes = self.each_of(x.like(), |at, member| {
+                let (to, first) = (member.rows(&to[at], rows.start, rows.end)?, sizes[..at].iter().sum());
+                member.linear_add_into(x.part(at)?, &weight.parts[at], [residual.part(at)?, &to], first)?;
                 Ok(to)
             })?;
-            coming.push(self.gather().fill_beside(&wholes, sizes)?);
+            coming.push((rows, self.gather().fill_beside(&wholes, sizes)?));
         }
-        coming.into_iter().try_for_each(|coming| coming())?;
-        Ok(GroupTensor::of(to, None))
+        Ok(GroupTensor::arriving(to, coming))
     }
 
     /// `gated_silu` of the norm's product on its way to all: where each device's part can be written to its place, the others' come there.
@@ -157,21 +172,52 @@ impl<B: Backend> DeviceGroup<B> {
         x: &GroupTensor<B>,
         norm: (&GroupTensor<B>, f32),
         gate_up: &GroupLinear<B>,
-    ) -> Result<Coming<B>, KernelError> {
+    ) -> Result<GroupTensor<B>, KernelError> {
         let outputs = pair(&gate_up.outputs).and_then(|segment| Split::layout(1, vec![segment], self.members.len()));
         let sizes = outputs.as_deref().and_then(|split| self.portions_of(split)).filter(|_| self.gather().fills());
-        let Some((sizes, _)) = sizes else { return self.beside(self.norm_gated(x, norm, gate_up)?) };
-        let (product, rows) = (self.norm_linear(x, norm, gate_up)?, self.shape(x)[0]);
-        let wholes = self.each_of(&product.parts[0], |at, member| {
+        let Some((sizes, _)) = sizes else { return self.beside(&self.norm_gated(x, norm, gate_up)?) };
+        let product = self.norm_linear(x, norm, gate_up)?;
+        self.filled(&sizes, self.shape(x)[0], product.like(), |at, member, to, first| {
+            member.gated_silu_into(product.part(at)?, to, first)
+        })
+    }
+
+    /// Columns that each device writes to their place of `(rows, all sizes)`, and those of the others on their way, in the pieces that
+    /// products take.
+    fn filled(
+        &self,
+        sizes: &[usize],
+        rows: usize,
+        like: &B::Tensor,
+        write: impl Fn(usize, &B, &B::Tensor, usize) -> Result<(), KernelError> + Sync,
+    ) -> Result<GroupTensor<B>, KernelError> {
+        let wholes = self.each_of(like, |at, member| {
             let to = member.unfilled(rows, sizes.iter().sum())?;
-            member.gated_silu_into(&product.parts[at], &to, sizes[..at].iter().sum())?;
+            write(at, member, &to, sizes[..at].iter().sum())?;
             Ok(to)
         })?;
-        let coming = self.gather().fill_beside(&wholes, &sizes)?;
-        Ok(Box::new(move || {
-            coming()?;
-            Ok(GroupTensor::of(wholes, None))
-        }))
+        let coming = pieces(rows, EXCHANGED_ROWS).map(|rows| {
+            let piece = self.each(|at, member| member.rows(&wholes[at], rows.start, rows.end))?;
+            Ok((rows, self.gather().fill_beside(&piece, sizes)?))
+        });
+        let coming = coming.collect::<Result<Vec<_>, KernelError>>()?;
+        Ok(GroupTensor::arriving(wholes, coming))
+    }
+
+    /// Matrices one below the other, whose columns are dealt out alike, on their way to all devices; `None` where that is no help.
+    pub(super) fn on_their_way(&self, parts: &[GroupTensor<B>]) -> Result<Option<GroupTensor<B>>, KernelError> {
+        let rows = parts.iter().map(|part| self.shape(part)[0]).sum();
+        let sizes = parts.first().and_then(|first| self.portions(first)).filter(|(_, axis)| *axis == 1);
+        let alike = parts.iter().all(|part| part.layout == parts[0].layout);
+        let (Some((sizes, _)), true, true) = (sizes, alike, self.is_in_pieces(rows)) else { return Ok(None) };
+        if !self.gather().fills() {
+            return Ok(None);
+        }
+        let write = |at: usize, member: &B, to: &B::Tensor, first: usize| {
+            let own = parts.iter().map(|part| part.part(at).cloned()).collect::<Result<Vec<_>, _>>()?;
+            member.rows_into(&own, to, first)
+        };
+        self.filled(&sizes, rows, parts[0].like(), write).map(Some)
     }
 
     /// What each device's layer makes of rows whose columns are dealt out, where there is a shorter way than to put them together first.
@@ -183,7 +229,7 @@ impl<B: Backend> DeviceGroup<B> {
     ) -> Result<Option<GroupTensor<B>>, KernelError> {
         let Some((sizes, 1)) = self.portions(x) else { return Ok(None) };
         let layers: Vec<_> = (0..self.members.len()).map(layer).collect();
-        let made = self.gather().gather_linear(&x.parts, &sizes, &layers)?;
+        let made = self.gather().gather_linear(x.parts()?, &sizes, &layers)?;
         Ok(made.map(|parts| GroupTensor::of(parts, outputs.clone())))
     }
 
@@ -195,13 +241,14 @@ impl<B: Backend> DeviceGroup<B> {
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
         let residual = self.dealt(residual, &weight.outputs)?;
-        let added = |at: usize| GatheredLayer::LinearAdd(&weight.parts[at], residual.parts[at].clone());
+        let residuals = residual.parts()?;
+        let added = |at: usize| GatheredLayer::LinearAdd(&weight.parts[at], residuals[at].clone());
         if let Some(sum) = self.of_columns(x, &weight.outputs, added)? {
             return Ok(sum);
         }
         let x = self.whole(x)?;
         self.spread_of(&x, weight.outputs.clone(), |at, member| {
-            member.linear_add(&x.parts[at], &weight.parts[at], residual.parts[at].clone())
+            member.linear_add(x.part(at)?, &weight.parts[at], residuals[at].clone())
         })
     }
 
@@ -230,13 +277,13 @@ impl<B: Backend> DeviceGroup<B> {
 
 impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
     fn embed(&self, table: &GroupTensor<B>, ids: &[u32]) -> Result<GroupTensor<B>, KernelError> {
-        self.spread(table.layout.clone(), |at, member| member.embed(&table.parts[at], ids))
+        self.spread(table.layout.clone(), |at, member| member.embed(table.part(at)?, ids))
     }
 
     fn rms_norm(&self, x: &GroupTensor<B>, weight: &GroupTensor<B>, eps: f32) -> Result<GroupTensor<B>, KernelError> {
         let last = self.shape(x).len().saturating_sub(1);
         let x = if x.is_split_along(last) { self.whole(x)? } else { x.clone() };
-        self.spread(x.layout.clone(), |at, member| member.rms_norm(&x.parts[at], &weight.parts[at], eps))
+        self.spread(x.layout.clone(), |at, member| member.rms_norm(x.part(at)?, weight.part(at)?, eps))
     }
 
     fn gated_silu(&self, gate_up: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
@@ -245,15 +292,15 @@ impl<B: Backend> ElementwiseOps for DeviceGroup<B> {
             (_, Some(segment)) => Split::layout(1, vec![segment], self.members.len()),
             (Some(_), None) => return self.gated_silu(&self.whole(gate_up)?),
         };
-        self.spread_of(gate_up, layout, |at, member| member.gated_silu(&gate_up.parts[at]))
+        self.spread_of(gate_up, layout, |at, member| member.gated_silu(gate_up.part(at)?))
     }
 
     fn silu(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
-        self.spread(x.layout.clone(), |at, member| member.silu(&x.parts[at]))
+        self.spread(x.layout.clone(), |at, member| member.silu(x.part(at)?))
     }
 
     fn choose_tokens(&self, logits: &GroupTensor<B>, choices: &[RowChoice]) -> Result<Vec<RowToken>, KernelError> {
-        self.first().choose_tokens(&self.whole(logits)?.parts[0], choices)
+        self.first().choose_tokens(self.whole(logits)?.part(0)?, choices)
     }
 }
 
@@ -288,7 +335,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
 
     fn linear(&self, x: &GroupTensor<B>, weight: &GroupLinear<B>) -> Result<GroupTensor<B>, KernelError> {
         let x = self.whole(x)?;
-        self.spread_of(&x, weight.outputs.clone(), |at, member| member.linear(&x.parts[at], &weight.parts[at]))
+        self.spread_of(&x, weight.outputs.clone(), |at, member| member.linear(x.part(at)?, &weight.parts[at]))
     }
 
     fn linear_add(
@@ -299,10 +346,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
     ) -> Result<GroupTensor<B>, KernelError> {
         let rows = self.shape(x).first().copied().unwrap_or(0);
         match self.is_in_pieces(rows) {
-            true => {
-                let input = |rows: Range<usize>| self.beside(self.rows(x, rows.start, rows.end)?);
-                self.added_by_pieces((rows, EXCHANGED_ROWS), input, weight, &residual)
-            }
+            true => self.added_by_pieces(self.taken_by_pieces(x, EXCHANGED_ROWS)?, weight, &residual),
             false => self.sum(x, weight, &residual),
         }
     }
@@ -313,13 +357,14 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
         (norm, eps): (&GroupTensor<B>, f32),
         weight: &GroupLinear<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
-        let layer = |at: usize| GatheredLayer::NormLinear((&norm.parts[at], eps), &weight.parts[at]);
+        let norms = norm.parts()?;
+        let layer = |at: usize| GatheredLayer::NormLinear((&norms[at], eps), &weight.parts[at]);
         if let Some(made) = self.of_columns(x, &weight.outputs, layer)? {
             return Ok(made);
         }
         let x = self.whole(x)?;
         self.spread_of(&x, weight.outputs.clone(), |at, member| {
-            member.norm_linear(&x.parts[at], (&norm.parts[at], eps), &weight.parts[at])
+            member.norm_linear(x.part(at)?, (&norms[at], eps), &weight.parts[at])
         })
     }
 
@@ -333,13 +378,14 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             return self.gated_silu(&self.norm_linear(x, (norm, eps), gate_up)?);
         };
         let outputs = Split::layout(1, vec![segment], self.members.len());
-        let layer = |at: usize| GatheredLayer::NormGated((&norm.parts[at], eps), &gate_up.parts[at]);
+        let norms = norm.parts()?;
+        let layer = |at: usize| GatheredLayer::NormGated((&norms[at], eps), &gate_up.parts[at]);
         if let Some(made) = self.of_columns(x, &outputs, layer)? {
             return Ok(made);
         }
         let x = self.whole(x)?;
         self.spread_of(&x, outputs, |at, member| {
-            member.norm_gated(&x.parts[at], (&norm.parts[at], eps), &gate_up.parts[at])
+            member.norm_gated(x.part(at)?, (&norms[at], eps), &gate_up.parts[at])
         })
     }
 
@@ -354,8 +400,12 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             return self.sum(&self.norm_gated(x, norm, gate_up)?, down, x);
         }
         let x = self.whole(x)?;
-        let gated = |rows: Range<usize>| self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up);
-        self.added_by_pieces((rows, EXCHANGED_ROWS), gated, down, &x)
+        let gated = |rows: Range<usize>| -> Result<(Range<usize>, Input<'_, B>), KernelError> {
+            let coming = self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up)?;
+            Ok((rows, Box::new(move || Ok(coming))))
+        };
+        let gated = pieces(rows, EXCHANGED_ROWS).map(gated).collect::<Result<Vec<_>, _>>()?;
+        self.added_by_pieces(gated, down, &x)
     }
 }
 
@@ -467,8 +517,8 @@ mod tests {
         let expected = group.download(&group.linear_add(&x, &weight, residual.clone()).unwrap()).unwrap();
         for x in [&x, &group.dealt(&x, &split).unwrap()] {
             for piece in [1, 3, 4, 11, 20] {
-                let rows = |rows: Range<usize>| group.beside(group.rows(x, rows.start, rows.end)?);
-                let got = group.added_by_pieces((11, piece), rows, &weight, &residual).unwrap();
+                let rows = group.taken_by_pieces(x, piece).unwrap();
+                let got = group.added_by_pieces(rows, &weight, &residual).unwrap();
                 assert_eq!(group.download(&got).unwrap(), expected, "{piece} rows at a time");
             }
         }

@@ -100,7 +100,7 @@ impl<B: Backend> WireOps for DeviceGroup<B> {
         let mut members = Vec::with_capacity(self.members.len());
         for (at, member) in self.members.iter().enumerate() {
             let read = tensors.iter().filter(|tensor| is_read(tensor, at));
-            let parts: Vec<B::Tensor> = read.map(|tensor| tensor.parts[at].clone()).collect();
+            let parts = read.map(|tensor| tensor.part(at).cloned()).collect::<Result<Vec<B::Tensor>, _>>()?;
             members.push(member.raw(&parts)?);
         }
         Ok(Box::new(GroupRaw { members, runs: self.runs(tensors) }))

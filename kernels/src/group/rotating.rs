@@ -27,8 +27,8 @@ impl<B: Backend> DeviceGroup<B> {
         };
         let by_heads = x.layout.as_ref().is_none_or(|split| split.axis == 0);
         let x = if by_heads { x.clone() } else { self.whole(x)? };
-        let layout = rows(self.first().shape(&x.parts[0]).get(2).copied().unwrap_or(1));
-        self.spread(layout, |at, member| join(member, &x.parts[at]))
+        let layout = rows(self.first().shape(x.like()).get(2).copied().unwrap_or(1));
+        self.spread(layout, |at, member| join(member, x.part(at)?))
     }
 }
 
@@ -42,8 +42,8 @@ impl<B: Backend> HeadOps for DeviceGroup<B> {
     ) -> Result<(GroupTensor<B>, GroupTensor<B>, GroupTensor<B>), KernelError> {
         let (segments, members) = (self.segments(heads.query, heads.kv), self.members.len());
         let qkv = self.dealt(qkv, &segments.qkv(heads.dim, members))?;
-        let split = self.each_of(&qkv.parts[0], |at, member| {
-            member.split_rotate(&qkv.parts[at], segments.local(at, members, heads.dim), positions, rotary)
+        let split = self.each_of(qkv.like(), |at, member| {
+            member.split_rotate(qkv.part(at)?, segments.local(at, members, heads.dim), positions, rotary)
         })?;
         let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
         for (of_q, of_k, of_v) in split {

@@ -1,30 +1,57 @@
 //! A tensor on all devices of a group, whole or dealt out, and how it comes from one layout to another.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::arriving::Arriving;
 use super::layout::{Layout, Segment, Split};
 use super::members::DeviceGroup;
 use crate::KernelError;
-use crate::backend::Backend;
+use crate::backend::{Backend, PendingFill};
 
 /// A tensor on all devices of a group: whole on each, or dealt out along an axis.
 pub struct GroupTensor<B: Backend> {
-    pub(super) parts: Arc<[B::Tensor]>,
+    /// Read by way of [`GroupTensor::parts`], which waits for what is on its way.
+    parts: Arc<[B::Tensor]>,
     pub(super) layout: Layout,
+    arriving: Option<Arc<Arriving>>,
 }
-
-/// What gives a tensor that is on its way.
-pub(super) type Coming<B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError>>;
 
 impl<B: Backend> Clone for GroupTensor<B> {
     fn clone(&self) -> Self {
-        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone() }
+        Self { parts: Arc::clone(&self.parts), layout: self.layout.clone(), arriving: self.arriving.clone() }
     }
 }
 
 impl<B: Backend> GroupTensor<B> {
     pub(super) fn of(parts: Vec<B::Tensor>, layout: Layout) -> Self {
-        Self { parts: parts.into(), layout }
+        Self { parts: parts.into(), layout, arriving: None }
+    }
+
+    /// Whole on each, but for rows that are on their way while the devices do what else they are asked.
+    pub(super) fn arriving(wholes: Vec<B::Tensor>, pieces: Vec<(Range<usize>, PendingFill)>) -> Self {
+        Self { arriving: Some(Arc::new(Arriving::of(pieces))), ..Self::of(wholes, None) }
+    }
+
+    /// What each device has, once its queue waits for what is on its way.
+    pub(super) fn parts(&self) -> Result<&[B::Tensor], KernelError> {
+        self.parts_of_rows(&(0..usize::MAX))
+    }
+
+    /// The same of a device.
+    pub(super) fn part(&self, member: usize) -> Result<&B::Tensor, KernelError> {
+        Ok(&self.parts()?[member])
+    }
+
+    /// What each device has, of which nothing but these rows is read.
+    pub(super) fn parts_of_rows(&self, rows: &Range<usize>) -> Result<&[B::Tensor], KernelError> {
+        self.arriving.iter().try_for_each(|arriving| arriving.wait_for(rows))?;
+        Ok(&self.parts)
+    }
+
+    /// Of which nothing but its shape is read.
+    pub(super) fn like(&self) -> &B::Tensor {
+        &self.parts[0]
     }
 
     /// Whether it is dealt out along this axis.
@@ -54,14 +81,14 @@ impl<B: Backend> DeviceGroup<B> {
         if layout.is_none() {
             return self.spread(layout, work);
         }
-        Ok(GroupTensor::of(self.each_of(&x.parts[0], work)?, layout))
+        Ok(GroupTensor::of(self.each_of(x.like(), work)?, layout))
     }
 
     /// The same tensor whole on each.
     pub(super) fn whole(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
         let Some(split) = &x.layout else { return Ok(x.clone()) };
         let whole = match &split.segments[..] {
-            [segment] => self.segment_whole(&x.parts, *segment, split.axis)?,
+            [segment] => self.segment_whole(x.parts()?, *segment, split.axis)?,
             segments => self.segments_whole(x, segments, split)?,
         };
         Ok(GroupTensor::of(whole, None))
@@ -83,14 +110,11 @@ impl<B: Backend> DeviceGroup<B> {
         }
     }
 
-    /// The same, on its way while the devices do what else they are asked, until it is taken.
-    pub(super) fn beside(&self, x: GroupTensor<B>) -> Result<Coming<B>, KernelError> {
-        let Some((sizes, axis)) = self.portions(&x) else {
-            let whole = self.whole(&x)?;
-            return Ok(Box::new(move || Ok(whole)));
-        };
-        let coming = self.gather().gather_beside(&x.parts, &sizes, axis)?;
-        Ok(Box::new(|| Ok(GroupTensor::of(coming()?, None))))
+    /// [`DeviceGroup::whole`] on its way while the devices do what else they are asked.
+    pub(super) fn beside(&self, x: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
+        let Some((sizes, axis)) = self.portions(x) else { return self.whole(x) };
+        let (wholes, coming) = self.gather().gather_beside(x.parts()?, &sizes, axis)?;
+        Ok(GroupTensor::arriving(wholes, vec![(0..usize::MAX, coming)]))
     }
 
     /// Each segment put together, then all of them.
@@ -105,7 +129,7 @@ impl<B: Backend> DeviceGroup<B> {
         for segment in segments {
             let parts = self.each(|at, member| {
                 let own = segment.range(at, members).len();
-                member.narrow(&x.parts[at], split.axis, begun[at], begun[at] + own)
+                member.narrow(x.part(at)?, split.axis, begun[at], begun[at] + own)
             })?;
             begun.iter_mut().enumerate().for_each(|(at, begun)| *begun += segment.range(at, members).len());
             let whole = self.segment_whole(&parts, *segment, split.axis)?;
@@ -145,14 +169,14 @@ impl<B: Backend> DeviceGroup<B> {
         }
         let whole = self.whole(x)?;
         let Some(split) = layout else { return Ok(whole) };
-        let shape = self.first().shape(&whole.parts[0]);
+        let shape = self.first().shape(whole.like());
         if shape.get(split.axis) != Some(&split.size()) {
             let expected = format!("{} elements along axis {}", split.size(), split.axis);
             return Err(KernelError::shape("device_group", expected, &[&shape]));
         }
         self.spread(layout.clone(), |at, member| {
-            let narrow =
-                |range: &std::ops::Range<usize>| member.narrow(&whole.parts[at], split.axis, range.start, range.end);
+            let part = whole.part(at)?;
+            let narrow = |range: &Range<usize>| member.narrow(part, split.axis, range.start, range.end);
             let mut parts = split.ranges(at).iter().map(narrow).collect::<Result<Vec<_>, _>>()?;
             if parts.len() == 1 { Ok(parts.remove(0)) } else { member.concat(&parts, split.axis) }
         })

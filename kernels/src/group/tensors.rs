@@ -68,14 +68,14 @@ impl<B: Backend> TensorOps for DeviceGroup<B> {
     }
 
     fn download(&self, tensor: &GroupTensor<B>) -> Result<Vec<f32>, KernelError> {
-        let Some(split) = &tensor.layout else { return self.first().download(&tensor.parts[0]) };
-        let (shape, parts) = (self.shape(tensor), self.each(|at, member| member.download(&tensor.parts[at]))?);
+        let Some(split) = &tensor.layout else { return self.first().download(tensor.part(0)?) };
+        let (shape, parts) = (self.shape(tensor), self.each(|at, member| member.download(tensor.part(at)?))?);
         let inner = shape[split.axis + 1..].iter().product();
         Ok(split.whole((shape[..split.axis].iter().product(), inner), &parts))
     }
 
     fn shape(&self, tensor: &GroupTensor<B>) -> Vec<usize> {
-        let mut shape = self.first().shape(&tensor.parts[0]);
+        let mut shape = self.first().shape(tensor.like());
         if let Some(split) = &tensor.layout {
             shape[split.axis] = split.size();
         }
@@ -83,23 +83,25 @@ impl<B: Backend> TensorOps for DeviceGroup<B> {
     }
 
     fn cast(&self, tensor: &GroupTensor<B>) -> Result<GroupTensor<B>, KernelError> {
-        self.spread(tensor.layout.clone(), |at, member| member.cast(&tensor.parts[at]))
+        self.spread(tensor.layout.clone(), |at, member| member.cast(tensor.part(at)?))
     }
 
     fn rows(&self, x: &GroupTensor<B>, start: usize, end: usize) -> Result<GroupTensor<B>, KernelError> {
         let x = if x.is_split_along(0) { self.whole(x)? } else { x.clone() };
-        self.spread(x.layout.clone(), |at, member| member.rows(&x.parts[at], start, end))
+        let parts = x.parts_of_rows(&(start..end))?;
+        self.spread(x.layout.clone(), |at, member| member.rows(&parts[at], start, end))
     }
 
     fn narrow(&self, x: &GroupTensor<B>, axis: usize, start: usize, end: usize) -> Result<GroupTensor<B>, KernelError> {
         let x = if x.is_split_along(axis) { self.whole(x)? } else { x.clone() };
-        self.spread(x.layout.clone(), |at, member| member.narrow(&x.parts[at], axis, start, end))
+        self.spread(x.layout.clone(), |at, member| member.narrow(x.part(at)?, axis, start, end))
     }
 
     fn concat(&self, parts: &[GroupTensor<B>], axis: usize) -> Result<GroupTensor<B>, KernelError> {
         let one_by_one = |parts: &[GroupTensor<B>], layout| {
             self.spread(layout, |at, member| {
-                member.concat(&parts.iter().map(|part| part.parts[at].clone()).collect::<Vec<_>>(), axis)
+                let own = parts.iter().map(|part| part.part(at).cloned()).collect::<Result<Vec<_>, _>>()?;
+                member.concat(&own, axis)
             })
         };
         if parts.iter().any(|part| part.is_split_along(axis)) {
@@ -123,9 +125,9 @@ impl<B: Backend> TensorOps for DeviceGroup<B> {
             return Ok([self.concat(&[x, more], 1)?, self.concat(&[y, others], 1)?]);
         }
         let aligned = self.aligned(pairs)?;
-        let part = |of: usize, at: usize| &aligned[of].parts[at];
+        let part = |of: usize, at: usize| aligned[of].part(at);
         let extended =
-            self.each(|at, member| member.extended([[part(0, at), part(1, at)], [part(2, at), part(3, at)]]))?;
+            self.each(|at, member| member.extended([[part(0, at)?, part(1, at)?], [part(2, at)?, part(3, at)?]]))?;
         let (one, other) = extended.into_iter().map(|[one, other]| (one, other)).unzip();
         let layout = &aligned[0].layout;
         Ok([GroupTensor::of(one, layout.clone()), GroupTensor::of(other, layout.clone())])
@@ -137,11 +139,11 @@ impl<B: Backend> TensorOps for DeviceGroup<B> {
             _ => self.whole(x)?,
         };
         let Some(split) = &x.layout else {
-            return self.spread(None, |at, member| member.gather(&x.parts[at], rows));
+            return self.spread(None, |at, member| member.gather(x.part(at)?, rows));
         };
         self.spread(x.layout.clone(), |at, member| {
             let own: Vec<Vec<u32>> = split.ranges(at).into_iter().flat_map(|range| rows[range].to_vec()).collect();
-            member.gather(&x.parts[at], &own)
+            member.gather(x.part(at)?, &own)
         })
     }
 }
@@ -152,13 +154,21 @@ impl<B: Backend> Collectives for DeviceGroup<B> {
         0
     }
 
+    fn put_together(&self, parts: &[GroupTensor<B>]) -> Result<GroupTensor<B>, KernelError> {
+        match (self.on_their_way(parts)?, parts) {
+            (Some(whole), _) => Ok(whole),
+            (None, [part]) => Ok(part.clone()),
+            (None, _) => self.concat(parts, 0),
+        }
+    }
+
     fn export(&self, tensors: Vec<GroupTensor<B>>) -> Result<Exported<Self>, KernelError> {
-        let parts = |at: usize| tensors.iter().map(|tensor| tensor.parts[at].clone()).collect();
+        let parts = |at: usize| tensors.iter().map(|tensor| tensor.part(at).cloned()).collect::<Result<Vec<_>, KernelError>>();
         let exported = self
             .members
             .iter()
             .enumerate()
-            .map(|(at, member)| member.export(parts(at)))
+            .map(|(at, member)| member.export(parts(at)?))
             .collect::<Result<Vec<_>, _>>()?;
         let layouts: Vec<_> = tensors.iter().map(|tensor| tensor.layout.clone()).collect();
         Ok(Box::new(move |to: &Self| {

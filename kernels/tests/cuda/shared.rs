@@ -181,6 +181,44 @@ fn many_rows_of_a_group_are_those_of_one_gpu() {
     }
 }
 
+/// Rows of several inputs come together beside other work: read whole, in part, by a product that adds, or by nobody.
+#[test]
+fn rows_that_are_on_their_way_are_waited_for() {
+    if alone_on_gpu().is_none() {
+        return;
+    }
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
+    let (Ok(one), Ok(other)) = (open(0), open(1)) else { return };
+    let heads = Heads { query: 4, kv: 2, dim: 128 };
+    let (alone, group) = (open(0).unwrap(), Cuda::group(vec![one, other], heads).unwrap());
+    fn made<B: Backend>(gpu: &B, heads: Heads, rows: [usize; 3]) -> Vec<Vec<f32>> {
+        let (e, inv_freq) = (heads.query * heads.dim, vec![0.5; heads.dim / 2]);
+        let bytes: Vec<u8> = numbers(e * e, 3).into_iter().flat_map(|value| (value / 16.0).to_le_bytes()).collect();
+        let weight = HostTensor { stored: DType::F32.into(), shape: &[e, e], bytes: &bytes };
+        let (weight, all) = (gpu.linear_weight(&[weight], &[]).unwrap(), rows.iter().sum());
+        let residual = gpu.cast(&gpu.upload(&[all, e], &numbers(all * e, 5)).unwrap()).unwrap();
+        let of_heads = |(count, seed): (usize, u64)| {
+            let wide = (heads.query + 2 * heads.kv) * heads.dim;
+            let qkv = gpu.cast(&gpu.upload(&[count, wide], &numbers(count * wide, seed)).unwrap()).unwrap();
+            let positions: Vec<u32> = (0..count as u32).collect();
+            let (q, _, _) = gpu.split_rotate(&qkv, heads, &positions, Rotary::plain(&inv_freq)).unwrap();
+            gpu.join_heads(&q).unwrap()
+        };
+        let parts: Vec<_> = rows.into_iter().zip(10..).map(of_heads).collect();
+        let on_their_way = || gpu.put_together(&parts).unwrap();
+        let (whole, unread, added) = (on_their_way(), on_their_way(), on_their_way());
+        drop(unread);
+        let sum = gpu.linear_add(&added, &weight, residual).unwrap();
+        let first = gpu.rows(&sum, 0, 100).unwrap();
+        let again = gpu.linear_add(&sum, &weight, sum.clone()).unwrap();
+        let last = gpu.rows(&on_their_way(), all - 7, all).unwrap();
+        [whole, sum, first, again, last].map(|x| gpu.download(&x).unwrap()).into()
+    }
+    for rows in [[3000, 5000, 200], [8192, 1, 4096], [100, 20, 3]] {
+        assert!(made(&group, heads, rows) == made(&alone, heads, rows), "{rows:?} rows");
+    }
+}
+
 /// A kernel that waits for a part that never comes ends, and later exchanges are refused.
 #[test]
 fn whoever_leaves_an_exchange_keeps_no_gpu_waiting() {

@@ -14,7 +14,7 @@ use super::super::exchange;
 use super::super::gpu::Cuda;
 use super::super::tensor::Tensor;
 use super::placing::Placing;
-use crate::backend::{GatheredLayer, PendingFill, PendingGather};
+use crate::backend::{GatheredLayer, PendingFill};
 use crate::{AllGather, KernelError, Rendezvous};
 
 /// Most GPUs, as the kernel has it.
@@ -307,7 +307,8 @@ impl AllGather<Cuda> for Inboxes {
         match Layout::of(&parts[0], sizes, axis) {
             Some(layout) => self.queued_all(parts, &layout),
             None if self.places && Placing::takes(parts, axis) => {
-                Placing::begun(&self.members, &self.sides, (parts, sizes))?.joined()
+                let (whole, placing) = Placing::begun(&self.members, &self.sides, (parts, sizes))?;
+                placing.joined().map(|()| whole)
             }
             None => self.meeting.gather_all(parts, sizes, axis),
         }
@@ -318,16 +319,13 @@ impl AllGather<Cuda> for Inboxes {
         parts: &[Tensor],
         sizes: &[usize],
         axis: usize,
-    ) -> Result<PendingGather<Cuda>, KernelError> {
+    ) -> Result<(Vec<Tensor>, PendingFill), KernelError> {
         match Layout::of(&parts[0], sizes, axis) {
             None if self.places && Placing::takes(parts, axis) => {
-                let placing = Placing::begun(&self.members, &self.sides, (parts, sizes))?;
-                Ok(Box::new(|| placing.joined()))
+                let (whole, placing) = Placing::begun(&self.members, &self.sides, (parts, sizes))?;
+                Ok((whole, Box::new(|| placing.joined())))
             }
-            _ => {
-                let whole = self.gather_all(parts, sizes, axis)?;
-                Ok(Box::new(move || Ok(whole)))
-            }
+            _ => Ok((self.gather_all(parts, sizes, axis)?, Box::new(|| Ok(())))),
         }
     }
 
@@ -337,7 +335,7 @@ impl AllGather<Cuda> for Inboxes {
 
     fn fill_beside(&self, wholes: &[Tensor], sizes: &[usize]) -> Result<PendingFill, KernelError> {
         let placing = Placing::filling(&self.members, &self.sides, (wholes, sizes))?;
-        Ok(Box::new(|| placing.joined().map(drop)))
+        Ok(Box::new(|| placing.joined()))
     }
 
     fn gather_linear(

@@ -13,9 +13,8 @@ use crate::{DType, KernelError};
 pub(super) struct Placing {
     members: Vec<Arc<Cuda>>,
     sides: Vec<Arc<CudaStream>>,
-    /// Which are read until all copies are made.
-    _parts: Vec<Tensor>,
-    whole: Vec<Tensor>,
+    /// Which are read and written until all copies are made.
+    _held: Vec<Tensor>,
     /// When a member has all.
     done: Vec<CudaEvent>,
     joined: bool,
@@ -37,7 +36,8 @@ impl Placing {
             member.device.tensor(&[rows, columns], &values, DType::F32)
         };
         let parts = members.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
-        let whole = Self::begun(members, sides, (&parts, &vec![columns; members.len()]))?.joined()?;
+        let (whole, placing) = Self::begun(members, sides, (&parts, &vec![columns; members.len()]))?;
+        placing.joined()?;
         let expected: Vec<f32> = (0..rows * columns * members.len()).map(|at| at as f32).collect();
         for (member, whole) in members.iter().zip(&whole) {
             if member.device.download(whole)? != expected {
@@ -47,12 +47,12 @@ impl Placing {
         Ok(true)
     }
 
-    /// Queues the copies, behind what was asked of the devices before.
+    /// Queues the copies, behind what was asked of the devices before: where each gets all columns.
     pub fn begun(
         members: &[Arc<Cuda>],
         sides: &[Arc<CudaStream>],
         (parts, sizes): (&[Tensor], &[usize]),
-    ) -> Result<Self, KernelError> {
+    ) -> Result<(Vec<Tensor>, Self), KernelError> {
         let failed = |error| device_error("all_gather", error);
         let (rows, dtype) = (parts[0].shape[0], parts[0].dtype);
         let whole = members.iter().map(|member| member.device.empty(&[rows, sizes.iter().sum()], dtype));
@@ -62,12 +62,11 @@ impl Placing {
         let mut placing = Self {
             members: members.to_vec(),
             sides: sides.to_vec(),
-            _parts: parts.to_vec(),
-            whole,
+            _held: parts.iter().chain(&whole).cloned().collect(),
             done: Vec::new(),
             joined: false,
         };
-        for (to, side) in placing.whole.iter().zip(sides) {
+        for (to, side) in whole.iter().zip(sides) {
             ready.iter().try_for_each(|ready| side.wait(ready)).map_err(failed)?;
             let (mut at, pitch) = (to.pointer(), to.bytes() / rows);
             for part in parts {
@@ -77,7 +76,7 @@ impl Placing {
             }
             placing.done.push(side.record_event(None).map_err(failed)?);
         }
-        Ok(placing)
+        Ok((whole, placing))
     }
 
     /// The same of columns that lie where they belong, each in its member's own matrix: those of the others come there.
@@ -92,8 +91,7 @@ impl Placing {
         let mut placing = Self {
             members: members.to_vec(),
             sides: sides.to_vec(),
-            _parts: wholes.to_vec(),
-            whole: Vec::new(),
+            _held: wholes.to_vec(),
             done: Vec::new(),
             joined: false,
         };
@@ -114,24 +112,34 @@ impl Placing {
         Ok(placing)
     }
 
-    /// What each has, once its stream waits for it. Each also waits for the copies of its own part, whose memory it may use again.
-    pub fn joined(mut self) -> Result<Vec<Tensor>, KernelError> {
-        for member in &self.members {
-            let waits = self.done.iter().try_for_each(|done| member.device.stream().wait(done));
-            waits.map_err(|error| device_error("all_gather", error))?;
-        }
+    /// Has each member's stream wait for its columns, and for the copies of its own part, whose memory it may use again.
+    pub fn joined(mut self) -> Result<(), KernelError> {
         self.joined = true;
-        Ok(std::mem::take(&mut self.whole))
+        let waits = self.wait_for_all();
+        if waits.is_err() {
+            self.stop();
+        }
+        waits.map_err(|error| device_error("all_gather", error))
+    }
+
+    fn wait_for_all(&self) -> Result<(), DriverError> {
+        let each = |member: &Arc<Cuda>| self.done.iter().try_for_each(|done| member.device.stream().wait(done));
+        self.members.iter().try_for_each(each)
+    }
+
+    /// Somebody failed. No copy may go on where memory is freed.
+    fn stop(&self) {
+        for side in &self.sides {
+            let _ = side.synchronize();
+        }
     }
 }
 
 impl Drop for Placing {
     fn drop(&mut self) {
-        if !self.joined {
-            // Somebody failed. No copy may go on where memory is freed.
-            for side in &self.sides {
-                let _ = side.synchronize();
-            }
+        // Nobody read what came: whoever gets the memory next waits for the copies. Where not all of them have an event, here.
+        if !self.joined && (self.done.len() < self.members.len() || self.wait_for_all().is_err()) {
+            self.stop();
         }
     }
 }

@@ -251,6 +251,20 @@ K copy_runs(const __grid_constant__ Runs r) {
     }
 }
 
+// Runs of whole rows of `row` elements, which lie `pitch` elements from one to the next where they are written.
+struct ColumnRuns {
+    Run each[RUNS];
+    int row, pitch;
+};
+K copy_columns(const __grid_constant__ ColumnRuns r) {
+    follow_early();
+    const Run run = r.each[blockIdx.y];
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < run.steps; i += gridDim.x * blockDim.x) {
+        int line = i / r.row;
+        ((uint4*)run.to)[(long long)line * r.pitch + (i - line * r.row)] = ((const uint4*)run.from)[i];
+    }
+}
+
 // Says in `*found` that there are words that differ.
 K differ(const unsigned* a, const unsigned* b, unsigned* found, long long count) {
     bool mine = false;
