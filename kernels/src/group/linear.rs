@@ -15,16 +15,16 @@ pub struct GroupLinear<B: Backend> {
     outputs: Layout,
 }
 
-/// Rows that devices which work off queues exchange at a time, beside the products of others: products of so many keep them busy, though
-/// each device has but some of the columns.
-const EXCHANGED_ROWS: usize = 4096;
+/// Fewest and most rows of a piece, where devices which work off queues exchange one beside the products of others: of so few, products
+/// keep them busy, though each device has but some of the columns; of more, nothing is gained.
+const PIECE_ROWS: [usize; 2] = [4096, 16_384];
 
 /// What gives a piece of a product's input when its turn comes.
 type Input<'a, B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError> + 'a>;
 
-/// So many rows in pieces of so many at most, about as long: none of many is so short that it is computed otherwise.
+/// So many rows in two or more pieces of so many at most, about as long: none of many is so short that it is computed otherwise.
 fn pieces(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let each = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(64).min(most);
+    let each = rows.div_ceil(rows.div_ceil(most).max(2)).next_multiple_of(64).min(most);
     (0..rows).step_by(each.max(1)).map(move |start| start..rows.min(start + each))
 }
 
@@ -98,7 +98,7 @@ impl<B: Backend> DeviceGroup<B> {
 
     /// Whether so many rows are exchanged piece by piece.
     fn is_in_pieces(&self, rows: usize) -> bool {
-        self.first().queues() && rows >= 2 * EXCHANGED_ROWS
+        self.first().queues() && rows >= 2 * PIECE_ROWS[0]
     }
 
     /// `residual (t, n)` plus the layer's outputs for `inputs`, which take turns at it: what it makes of one goes to all devices beside
@@ -177,26 +177,27 @@ impl<B: Backend> DeviceGroup<B> {
         let sizes = outputs.as_deref().and_then(|split| self.portions_of(split)).filter(|_| self.gather().fills());
         let Some((sizes, _)) = sizes else { return self.beside(&self.norm_gated(x, norm, gate_up)?) };
         let product = self.norm_linear(x, norm, gate_up)?;
-        self.filled(&sizes, self.shape(x)[0], product.like(), |at, member, to, first| {
+        self.filled(&sizes, [0..self.shape(x)[0]], product.like(), |at, member, to, first| {
             member.gated_silu_into(product.part(at)?, to, first)
         })
     }
 
-    /// Columns that each device writes to their place of `(rows, all sizes)`, and those of the others on their way, in the pieces that
-    /// products take.
+    /// Columns that each device writes to their place of `(rows, all sizes)`, and those of the others on their way, piece by piece.
     fn filled(
         &self,
         sizes: &[usize],
-        rows: usize,
+        pieces: impl IntoIterator<Item = Range<usize>>,
         like: &B::Tensor,
         write: impl Fn(usize, &B, &B::Tensor, usize) -> Result<(), KernelError> + Sync,
     ) -> Result<GroupTensor<B>, KernelError> {
+        let pieces: Vec<Range<usize>> = pieces.into_iter().collect();
+        let rows = pieces.last().map_or(0, |last| last.end);
         let wholes = self.each_of(like, |at, member| {
             let to = member.unfilled(rows, sizes.iter().sum())?;
             write(at, member, &to, sizes[..at].iter().sum())?;
             Ok(to)
         })?;
-        let coming = pieces(rows, EXCHANGED_ROWS).map(|rows| {
+        let coming = pieces.into_iter().map(|rows| {
             let piece = self.each(|at, member| member.rows(&wholes[at], rows.start, rows.end))?;
             Ok((rows, self.gather().fill_beside(&piece, sizes)?))
         });
@@ -217,7 +218,7 @@ impl<B: Backend> DeviceGroup<B> {
             let own = parts.iter().map(|part| part.part(at).cloned()).collect::<Result<Vec<_>, _>>()?;
             member.rows_into(&own, to, first)
         };
-        self.filled(&sizes, rows, parts[0].like(), write).map(Some)
+        self.filled(&sizes, pieces(rows, PIECE_ROWS[1]), parts[0].like(), write).map(Some)
     }
 
     /// What each device's layer makes of rows whose columns are dealt out, where there is a shorter way than to put them together first.
@@ -309,7 +310,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
 
     fn linear_rows(&self) -> usize {
         // What comes first and last of so many is exchanged beside nothing.
-        if self.first().queues() { 4 * EXCHANGED_ROWS } else { self.first().linear_rows() }
+        if self.first().queues() { 2 * PIECE_ROWS[1] } else { self.first().linear_rows() }
     }
 
     fn weight(&self, tensor: HostTensor<'_>) -> Result<GroupTensor<B>, KernelError> {
@@ -346,7 +347,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
     ) -> Result<GroupTensor<B>, KernelError> {
         let rows = self.shape(x).first().copied().unwrap_or(0);
         match self.is_in_pieces(rows) {
-            true => self.added_by_pieces(self.taken_by_pieces(x, EXCHANGED_ROWS)?, weight, &residual),
+            true => self.added_by_pieces(self.taken_by_pieces(x, PIECE_ROWS[1])?, weight, &residual),
             false => self.sum(x, weight, &residual),
         }
     }
@@ -404,7 +405,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             let coming = self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up)?;
             Ok((rows, Box::new(move || Ok(coming))))
         };
-        let gated = pieces(rows, EXCHANGED_ROWS).map(gated).collect::<Result<Vec<_>, _>>()?;
+        let gated = pieces(rows, PIECE_ROWS[1]).map(gated).collect::<Result<Vec<_>, _>>()?;
         self.added_by_pieces(gated, down, &x)
     }
 }
