@@ -17,9 +17,9 @@ mod wire;
 pub use attention::{AttentionOps, Partial};
 pub use batch::{BatchAttention, StepLayers};
 pub use cache::KvOps;
-pub use collectives::{AllGather, Collectives, Exported, GatheredLayer, Rendezvous};
 #[cfg(feature = "cuda")]
 pub(crate) use collectives::PendingFill;
+pub use collectives::{AllGather, Collectives, Exported, GatheredLayer, Rendezvous};
 pub use device::ComputeDevice;
 pub use elementwise::ElementwiseOps;
 pub use heads::{HeadOps, Rotary};

@@ -376,9 +376,8 @@ impl<B: Backend> Phase1<'_, B> {
         outputs: Vec<Vec<B::Tensor>>,
     ) -> Result<Vec<Stack<B>>, ModelError> {
         let mut outputs = outputs.into_iter();
-        let mut joined = |stack: &Stack<B>| {
-            self.decoder.joined(&outputs.by_ref().take(stack.shards).flatten().collect::<Vec<_>>())
-        };
+        let mut joined =
+            |stack: &Stack<B>| self.decoder.joined(&outputs.by_ref().take(stack.shards).flatten().collect::<Vec<_>>());
         let (mut finished, mut left) = (Vec::with_capacity(stacks.len()), stacks.into_iter().peekable());
         let mut next = left.peek().map(&mut joined);
         while let (Some(Stack { shards, x }), Some(attention)) = (left.next(), next.take()) {

@@ -121,9 +121,14 @@ impl Device {
         let given: usize = parts.iter().map(|part| part.shape[0]).sum();
         if !parts.iter().all(fits) || given != rows || first + columns > pitch {
             let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
-            return Err(KernelError::shape("rows_into", format!("parts of {rows} rows, within ({rows}, {pitch})"), &shapes));
+            return Err(KernelError::shape(
+                "rows_into",
+                format!("parts of {rows} rows, within ({rows}, {pitch})"),
+                &shapes,
+            ));
         }
-        let ([row, pitch], mut runs) = ([columns, pitch].map(|columns| columns * size), Vec::with_capacity(parts.len()));
+        let ([row, pitch], mut runs) =
+            ([columns, pitch].map(|columns| columns * size), Vec::with_capacity(parts.len()));
         let mut at = to.pointer() + (first * size) as u64;
         for part in parts.iter().filter(|part| part.elements() > 0) {
             match CopyRun::of(part.pointer(), at, part.bytes()).filter(|_| (row | pitch).is_multiple_of(16)) {

@@ -54,7 +54,7 @@ mod tests {
         let piece = |rows: Range<usize>, is_lost: bool| -> (Range<usize>, PendingFill) {
             let waits = Arc::clone(&waits);
             let wait = move || match is_lost {
-                true => Err(KernelError::StepReleased),
+                true => Err(KernelError::NoKernel { operation: "copies", device: "cuda:1".to_owned() }),
                 false => Ok(drop(waits.fetch_add(1, Ordering::Relaxed))),
             };
             (rows, Box::new(wait))
@@ -64,7 +64,7 @@ mod tests {
             arriving.wait_for(&rows).unwrap();
             assert_eq!(waits.load(Ordering::Relaxed), waited, "{rows:?}");
         }
-        assert!(matches!(arriving.wait_for(&(0..usize::MAX)), Err(KernelError::StepReleased)));
+        assert!(matches!(arriving.wait_for(&(0..usize::MAX)), Err(KernelError::NoKernel { .. })));
         assert!(matches!(arriving.wait_for(&(8..9)), Err(KernelError::Abandoned)), "what is lost stays so");
     }
 }

@@ -385,9 +385,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             return Ok(made);
         }
         let x = self.whole(x)?;
-        self.spread_of(&x, outputs, |at, member| {
-            member.norm_gated(x.part(at)?, (&norms[at], eps), &gate_up.parts[at])
-        })
+        self.spread_of(&x, outputs, |at, member| member.norm_gated(x.part(at)?, (&norms[at], eps), &gate_up.parts[at]))
     }
 
     fn norm_mlp(

@@ -163,7 +163,8 @@ impl<B: Backend> Collectives for DeviceGroup<B> {
     }
 
     fn export(&self, tensors: Vec<GroupTensor<B>>) -> Result<Exported<Self>, KernelError> {
-        let parts = |at: usize| tensors.iter().map(|tensor| tensor.part(at).cloned()).collect::<Result<Vec<_>, KernelError>>();
+        let parts =
+            |at: usize| tensors.iter().map(|tensor| tensor.part(at).cloned()).collect::<Result<Vec<_>, KernelError>>();
         let exported = self
             .members
             .iter()
