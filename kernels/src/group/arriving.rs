@@ -53,9 +53,12 @@ mod tests {
         let waits = Arc::new(AtomicUsize::new(0));
         let piece = |rows: Range<usize>, is_lost: bool| -> (Range<usize>, PendingFill) {
             let waits = Arc::clone(&waits);
-            let wait = move || match is_lost {
-                true => Err(KernelError::NoKernel { operation: "copies", device: "cuda:1".to_owned() }),
-                false => Ok(drop(waits.fetch_add(1, Ordering::Relaxed))),
+            let wait = move || {
+                if is_lost {
+                    return Err(KernelError::NoKernel { operation: "copies", device: "cuda:1".to_owned() });
+                }
+                waits.fetch_add(1, Ordering::Relaxed);
+                Ok(())
             };
             (rows, Box::new(wait))
         };

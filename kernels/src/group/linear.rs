@@ -17,7 +17,7 @@ pub struct GroupLinear<B: Backend> {
 
 /// Fewest and most rows of a piece, where devices which work off queues exchange one beside the products of others: of so few, products
 /// keep them busy, though each device has but some of the columns; of more, nothing is gained.
-const PIECE_ROWS: [usize; 2] = [4096, 16_384];
+const EXCHANGED_ROWS: [usize; 2] = [4096, 16_384];
 
 /// What gives a piece of a product's input when its turn comes.
 type Input<'a, B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError> + 'a>;
@@ -98,7 +98,7 @@ impl<B: Backend> DeviceGroup<B> {
 
     /// Whether so many rows are exchanged piece by piece.
     fn is_in_pieces(&self, rows: usize) -> bool {
-        self.first().queues() && rows >= 2 * PIECE_ROWS[0]
+        self.first().queues() && rows >= 2 * EXCHANGED_ROWS[0]
     }
 
     /// `residual (t, n)` plus the layer's outputs for `inputs`, which take turns at it: what it makes of one goes to all devices beside
@@ -218,7 +218,7 @@ impl<B: Backend> DeviceGroup<B> {
             let own = parts.iter().map(|part| part.part(at).cloned()).collect::<Result<Vec<_>, _>>()?;
             member.rows_into(&own, to, first)
         };
-        self.filled(&sizes, pieces(rows, PIECE_ROWS[1]), parts[0].like(), write).map(Some)
+        self.filled(&sizes, pieces(rows, EXCHANGED_ROWS[1]), parts[0].like(), write).map(Some)
     }
 
     /// What each device's layer makes of rows whose columns are dealt out, where there is a shorter way than to put them together first.
@@ -310,7 +310,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
 
     fn linear_rows(&self) -> usize {
         // What comes first and last of so many is exchanged beside nothing.
-        if self.first().queues() { 2 * PIECE_ROWS[1] } else { self.first().linear_rows() }
+        if self.first().queues() { 2 * EXCHANGED_ROWS[1] } else { self.first().linear_rows() }
     }
 
     fn weight(&self, tensor: HostTensor<'_>) -> Result<GroupTensor<B>, KernelError> {
@@ -347,7 +347,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
     ) -> Result<GroupTensor<B>, KernelError> {
         let rows = self.shape(x).first().copied().unwrap_or(0);
         match self.is_in_pieces(rows) {
-            true => self.added_by_pieces(self.taken_by_pieces(x, PIECE_ROWS[1])?, weight, &residual),
+            true => self.added_by_pieces(self.taken_by_pieces(x, EXCHANGED_ROWS[1])?, weight, &residual),
             false => self.sum(x, weight, &residual),
         }
     }
@@ -403,7 +403,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             let coming = self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up)?;
             Ok((rows, Box::new(move || Ok(coming))))
         };
-        let gated = pieces(rows, PIECE_ROWS[1]).map(gated).collect::<Result<Vec<_>, _>>()?;
+        let gated = pieces(rows, EXCHANGED_ROWS[1]).map(gated).collect::<Result<Vec<_>, _>>()?;
         self.added_by_pieces(gated, down, &x)
     }
 }
