@@ -111,6 +111,11 @@ pub struct JobRequest {
     /// they begin with.
     #[serde(default, skip_serializing_if = "Reuse::is_none")]
     pub reuse: Reuse,
+    /// What sets its context apart: no request with another salt, or with none, shares anything of it, and those with the same do,
+    /// as far as they are of one key. At most 256 bytes. A session has no salt, and is asked without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = bounds::SALT_BYTES))]
+    pub cache_salt: Option<String>,
     /// The span of the request that brought it, which headers tell and no body.
     #[serde(skip)]
     pub trace: Option<TraceContext>,
@@ -145,6 +150,7 @@ impl JobRequest {
             timeout_s: None,
             labels: BTreeMap::new(),
             reuse: Reuse::None,
+            cache_salt: None,
             trace: None,
         }
     }

@@ -137,6 +137,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         text: None,
         placement: PlacementPolicy::default(),
         key: None,
+        cache_salt: None,
         background: false,
     }
     .identified()

@@ -40,6 +40,15 @@ fn sent(cluster: &Cluster, key: &str, (path, body): (&str, &Value)) -> Value {
     answer.into_body().read_json().expect("JSON")
 }
 
+/// Status and body of the answer to a chat that is refused.
+fn refusal(cluster: &Cluster, key: &str, body: &Value) -> (u16, Value) {
+    let record = cluster.record();
+    let url = format!("http://{}/v1/chat/completions", record["api"].as_str().expect("an address"));
+    let request = ureq::post(url).config().http_status_as_error(false).build();
+    let answer = request.header("authorization", format!("Bearer {key}")).send_json(body).expect("an answer");
+    (answer.status().as_u16(), answer.into_body().read_json().expect("JSON"))
+}
+
 /// A conversation, by the key that holds it.
 struct Chat {
     key: &'static str,
@@ -146,4 +155,77 @@ fn what_is_named_is_found_in_completions_and_responses() {
     };
     assert_eq!(more(""), Some(0));
     assert!(more("And that is all of it.") >= Some(4096));
+}
+
+/// A salt sets contexts apart, whole ones and what they begin with, in every API.
+#[test]
+fn what_was_asked_for_with_one_salt_is_found_with_that_alone() {
+    let (cluster, document) = (cluster(2), document("salt"));
+    let held = |answer: &Value, of: &str| answer["usage"][of]["cached_tokens"].as_u64().expect("a number");
+    let chat = |salt: Option<&str>| {
+        let messages = json!([{"role": "system", "content": document}, {"role": "user", "content": QUESTIONS[0]}]);
+        let body = json!({"messages": messages, "max_tokens": 4, "ignore_eos": true, "cache_salt": salt});
+        let answer = sent(&cluster, "moon", ("chat/completions", &body));
+        (answer["choices"][0]["message"]["content"].clone(), held(&answer, "prompt_tokens_details"))
+    };
+    let first = [None, Some("a"), Some("b")].map(chat);
+    assert!(first.iter().all(|(text, held)| *text == first[0].0 && *held == 0), "{first:?}");
+    let second = [None, Some("a"), Some("b"), Some("c")].map(chat);
+    assert!(second[..3].iter().all(|(text, held)| *text == second[3].0 && *held >= 4096), "{second:?}");
+    assert_eq!(second[3].1, 0, "{second:?}");
+    // Whose prefix it is.
+    let completion = |salt: Option<&str>, more: &str| {
+        let prompt = format!("{}{more}\n\nWhich road?", document.replace("salt", "town"));
+        let body = json!({"prompt": prompt, "max_tokens": 4, "prompt_cache_key": "roads", "cache_salt": salt});
+        held(&sent(&cluster, "moon", ("completions", &body)), "prompt_tokens_details")
+    };
+    assert_eq!([completion(Some("a"), ""), completion(None, "More."), completion(Some("b"), "More.")], [0; 3]);
+    assert!(completion(Some("a"), "More.") >= 4096);
+    let response = |salt: &str| {
+        let document = document.replace("salt", "village");
+        let input = json!([{"role": "user", "content": document}, {"role": "user", "content": QUESTIONS[0]}]);
+        let body = json!({"input": input, "max_output_tokens": 4, "cache_salt": salt});
+        held(&sent(&cluster, "moon", ("responses", &body)), "input_tokens_details")
+    };
+    assert_eq!([response("a"), response("b")], [0; 2]);
+    assert!(response("a") >= 4096);
+    let message = |salt: &str| {
+        let messages = json!([{"role": "user", "content": QUESTIONS[0]}]);
+        let system = document.replace("salt", "harbour");
+        let body = json!({"system": system, "messages": messages, "max_tokens": 4, "cache_salt": salt});
+        sent(&cluster, "moon", ("messages", &body))["usage"]["cache_read_input_tokens"].as_u64().expect("a number")
+    };
+    assert_eq!([message("a"), message("b")], [0; 2]);
+    assert!(message("a") >= 4096);
+    fs::write(cluster.folder().join("roads.txt"), document.replace("salt", "tower")).expect("written");
+    let submit = |salt: &[&str]| {
+        let asked =
+            ["job", "submit", "--context", "roads.txt", "--query", QUESTIONS[0], "--max-tokens", "4", "-o", "json"];
+        let output = cluster.run(&[&asked[..], salt].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["cached_tokens"].as_u64().expect("a number")
+    };
+    let salts = [&[][..], &["--cache-salt", "a"], &["--cache-salt", "b"]];
+    assert_eq!(salts.map(submit), [0; 3]);
+    assert!(salts.map(submit).iter().all(|held| *held >= 4096));
+    let made = cluster.run(&["session", "create", "--context", "roads.txt", "--name", "roads"]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let submitted = |id: &str, salt: Option<&str>| {
+        let mut body = json!({"context": document.replace("salt", "tower"), "query": QUESTIONS[1], "id": id});
+        (body["cache_salt"], body["reuse"]) = (json!(salt), json!("likely"));
+        ureq::post(format!("{}/api/v1/jobs", cluster.server())).send_json(&body).expect("taken");
+        let result = cluster.run(&["job", "result", id, "-o", "json"]);
+        serde_json::from_slice::<Value>(&result.stdout).expect("JSON")["cached_tokens"].as_u64().expect("a number")
+    };
+    assert_eq!(submitted("salted", Some("c")), 0);
+    assert!(submitted("plain", None) >= 4096, "the session's");
+    let body =
+        json!({"messages": [{"role": "user", "content": "Which road?"}], "session_id": "roads", "cache_salt": "a"});
+    let (status, refused) = refusal(&cluster, "moon", &body);
+    let error = &refused["error"];
+    assert_eq!(
+        (status, error["code"].as_str(), error["param"].as_str()),
+        (400, Some("invalid_request"), Some("cache_salt"))
+    );
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("leave it out")), "{refused}");
 }

@@ -16,6 +16,8 @@ pub const SHORTEST_S: f64 = 0.001;
 const LABELS: usize = 32;
 /// Most stop strings of a job, and bytes of each.
 const STOPS: (usize, usize) = (16, 512);
+/// Longest salt of a context, in bytes.
+pub const SALT_BYTES: usize = 256;
 /// Most tokens that are told beside each token of an answer.
 pub const TOP_LOGPROBS: u32 = 20;
 /// Characters of a refused text that its refusal repeats.
@@ -114,6 +116,20 @@ pub fn stops(stop: &[String]) -> Result<(), JobError> {
     Ok(())
 }
 
+/// What sets the contexts of some requests apart from those of all others. A secret, perhaps: no refusal repeats it.
+///
+/// # Errors
+/// [`JobError::Invalid`] unless it is 1 to 256 bytes.
+pub fn cache_salt(salt: &str) -> Result<(), JobError> {
+    let got = match salt.len() {
+        0 => "is empty".to_owned(),
+        bytes if bytes > SALT_BYTES => format!("has {bytes} bytes"),
+        _ => return Ok(()),
+    };
+    let message = format!("cache_salt {got}, expected a text of 1 to {SALT_BYTES} bytes, or no cache_salt");
+    Err(JobError::Invalid { param: "cache_salt", message })
+}
+
 /// How many of the likeliest tokens are told beside each of an answer.
 ///
 /// # Errors
@@ -208,5 +224,15 @@ mod tests {
         assert!(logprobs(None).is_ok() && logprobs(Some(20)).is_ok() && logprobs(Some(21)).is_err());
         assert!(stops(&vec!["x".repeat(512); 16]).is_ok());
         assert!(stops(&vec![String::new(); 17]).is_err() && stops(&["x".repeat(513)]).is_err());
+    }
+
+    #[test]
+    fn a_salt_is_short_and_no_refusal_repeats_it() {
+        assert!(["a", "a b", "\u{0}", &"x".repeat(256)].into_iter().all(|salt| cache_salt(salt).is_ok()));
+        for (salt, got) in [("", "is empty"), (&*"é".repeat(129), "has 258 bytes")] {
+            let refused = cache_salt(salt).unwrap_err();
+            let expected = format!("cache_salt {got}, expected a text of 1 to 256 bytes, or no cache_salt");
+            assert_eq!((refused.to_string(), refused.body().param.as_deref()), (expected, Some("cache_salt")));
+        }
     }
 }

@@ -357,6 +357,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         text: None,
         placement: PlacementPolicy::default(),
         key: None,
+        cache_salt: None,
         background: false,
     }
     .identified()

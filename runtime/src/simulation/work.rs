@@ -183,6 +183,7 @@ pub fn prepared(ids: Vec<u32>, method: &MethodConfig, room: &Room) -> Result<Pre
         text: None,
         placement: PlacementPolicy { labels, ..PlacementPolicy::default() },
         key: None,
+        cache_salt: None,
         background: false,
     }
     .identified())

@@ -308,6 +308,10 @@ fn names_are_names() {
         let session = json!({"name": bad, "context": "c"});
         assert_eq!(send(&cluster, "POST", "/api/v1/sessions", &session.to_string()).0, 400, "{bad:?}");
     }
+    for salt in [json!(""), json!("x".repeat(257)), json!(3), json!(["a"])] {
+        refused(&cluster, &with("cache_salt", salt), "cache_salt");
+    }
+    assert_eq!(submit(&cluster, &with("cache_salt", json!("x".repeat(256)))).0, 202);
     for path in ["jobs/%1b%5b2J", "jobs/a%2fb", "sessions/%00", "hosts/%0a", "jobs/%ff"] {
         let (status, answer) = send(&cluster, "GET", &format!("/api/v1/{path}"), "");
         assert!([400, 404].contains(&status), "{path}: {status} {answer}");

@@ -26,6 +26,7 @@ impl ModelFront {
         bounds::labels("labels", &request.labels)?;
         bounds::labels("placement", &request.placement.labels)?;
         bounds::stops(&request.stop)?;
+        request.cache_salt.as_deref().map(bounds::cache_salt).transpose()?;
         bounds::logprobs(request.logprobs)?;
         request.sampling.validate()?;
         if let Some(constraint) = &request.sampling.constraint {
@@ -65,6 +66,11 @@ fn check_subject(request: &JobRequest) -> Result<(), JobError> {
         (Some(_), Some(_)) => return Err(invalid("session", "give a context or a session, not both")),
         (None, Some(_)) if request.method.is_some() => {
             return Err(invalid("method", "a session's method was chosen when it was created; leave it out"));
+        }
+        (None, Some(_)) if request.cache_salt.is_some() => {
+            let message = "cache_salt is for a context that a request brings, and a session has one that all share who name it; leave it \
+                           out, or send the context";
+            return Err(invalid("cache_salt", message));
         }
         (None, Some(_)) => {}
         // The context of a text that was cut may be any part of it.

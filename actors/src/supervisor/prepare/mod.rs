@@ -30,7 +30,10 @@ use crate::{
         config::{ContextHosts, MODEL_LABEL},
         tables::{
             job::{PreparedJob, Question, Source},
-            prepared::{KV_BLOCK, PreparedContext, asked_session::AskedSession, refresh_choice::RefreshChoice},
+            prepared::{
+                KV_BLOCK, PreparedContext, asked_session::AskedSession, refresh_choice::RefreshChoice,
+                salt_digest::SaltDigest,
+            },
         },
     },
 };
@@ -190,6 +193,7 @@ impl ModelFront {
                     let mut prepared = self.plan((&context, &query), (request.reuse, method), hosts)?;
                     prepared.placement = self.placed(request.placement);
                     prepared.key = request.labels.get(bounds::KEY).cloned();
+                    prepared.cache_salt = request.cache_salt.map(|salt| Box::new(SaltDigest::of(&salt)));
                     prepared.background = bounds::is_background(&request.labels);
                     prepared.template_date = template.filter(|_| is_rendered);
                     // Its context has no number yet.
@@ -334,6 +338,7 @@ impl ModelFront {
             text: None,
             placement: PlacementPolicy::default(),
             key: None,
+            cache_salt: None,
             background: false,
         })
     }

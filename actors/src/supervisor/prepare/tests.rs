@@ -109,6 +109,24 @@ fn a_job_has_the_ids_of_its_whole_prompt() {
 }
 
 #[test]
+fn a_salt_is_the_context_s_and_no_session_has_one() {
+    let front = front();
+    let prepare = |request| front.prepare(request, &dense(), &HOSTS, None);
+    let asked = JobRequest::new(Some("A text.".into()), "Who?".into());
+    let salted = |salt: &str| JobRequest { cache_salt: Some(salt.to_owned()), ..asked.clone() };
+    let Source::Context(context) = prepare(salted("mine")).unwrap().source else { panic!("a context of its own") };
+    assert_eq!(context.cache_salt.as_deref(), Some(&SaltDigest::of("mine")));
+    let kept = serde_json::to_string(&context).unwrap();
+    assert!(kept.contains("cache_salt") && !kept.contains("mine"), "the journal has no secret: {kept}");
+    let of_session = JobRequest { session: Some("book".into()), context: None, ..salted("mine") };
+    for (request, cause) in [(salted(""), "is empty"), (of_session, "leave it out, or send the context")] {
+        let refused = prepare(request).expect_err("refused");
+        assert_eq!((refused.code(), refused.body().param.as_deref()), ("invalid_request", Some("cache_salt")));
+        assert!(refused.to_string().contains(cause), "{refused}");
+    }
+}
+
+#[test]
 fn a_prompt_of_one_token_is_a_question_alone() {
     let front = chat(TURNS);
     let written = |text: &str| Prompt::Written(text.to_owned().into());

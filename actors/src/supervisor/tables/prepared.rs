@@ -2,6 +2,7 @@
 
 pub mod asked_session;
 pub mod refresh_choice;
+pub mod salt_digest;
 pub mod text;
 
 use std::{
@@ -17,7 +18,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::{
     api::PlacementPolicy,
     messages::{BACKGROUND_TENANT, RefreshOrder},
-    supervisor::{config::model_of, tables::prepared::text::SessionText},
+    supervisor::{
+        config::model_of,
+        tables::prepared::{salt_digest::SaltDigest, text::SessionText},
+    },
 };
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
@@ -78,6 +82,9 @@ pub struct PreparedContext {
     pub placement: PlacementPolicy,
     /// The key that asked, if one did: contexts of each have their turns.
     pub key: TenantKey,
+    /// What sets it apart from contexts of the same tokens that were asked for with another salt, or with none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<Box<SaltDigest>>,
     /// Whether nobody waits on a connection for what is asked about it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub background: bool,
@@ -101,16 +108,22 @@ impl PreparedContext {
         Some(Box::new(RefreshOrder { shard: shard.clone(), ids, hidden: hidden.clone() }))
     }
 
-    /// The same with its shards' identities, for the key that asks: once its ids and its key are known.
+    /// The same with its shards' identities, within its scope: once its ids, its key and its salt are known.
     pub fn identified(mut self) -> Self {
-        let of_model = match self.model() {
-            "" => None,
-            // The same tokens are other keys and values in another model.
-            model => Some(format!("{model}\0{}", self.key.as_deref().unwrap_or_default())),
-        };
-        let key = of_model.as_deref().or(self.key.as_deref());
-        self.identities = shard_identities(&self.plan, &self.ids, key).into();
+        self.identities = shard_identities(&self.plan, &self.ids, self.scope().as_deref()).into();
         self
+    }
+
+    /// What contexts have in common that may share shards: the model, the key that asks, and the salt that it asks with. No two
+    /// are one text, as no name has a zero byte.
+    fn scope(&self) -> Option<String> {
+        let key = self.key.as_deref();
+        match (self.model(), &self.cache_salt) {
+            ("", None) => key.map(str::to_owned),
+            // The same tokens are other keys and values in another model.
+            (model, None) => Some(format!("{model}\0{}", key.unwrap_or_default())),
+            (model, Some(salt)) => Some(format!("{model}\0{}\0{salt}", key.unwrap_or_default())),
+        }
     }
 
     /// Shards that another context has as well: encoded alone, from the same tokens.

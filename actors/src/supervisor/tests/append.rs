@@ -1,16 +1,23 @@
 //! Sessions that grow: what is encoded, what questions see meanwhile, and what becomes of it when it fails.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
+use asterism_models::{ShardIdentity, shard_identities};
 use serde_json::json;
 
 use super::{Cluster, config, encoded, prepared_of, seconds};
 use crate::{
-    api::{JobState, SessionState, SessionStatus, Waiting},
+    api::{JobState, PlacementPolicy, SessionState, SessionStatus, Waiting},
     cluster_event::ClusterEventKind,
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
-    supervisor::{HostSpec, PreparedContext, Recovery, Source, SupervisorConfig},
+    supervisor::{
+        HostSpec, PreparedContext, Recovery, Source, SupervisorConfig, config::MODEL_LABEL,
+        tables::prepared::salt_digest::SaltDigest,
+    },
 };
 
 /// Blocks of 30 tokens, each behind the sink alone.
@@ -259,6 +266,68 @@ fn a_chat_goes_on_where_its_blocks_were_encoded() {
     let [(to, order)] = &orders[..] else { panic!("one order: {orders:?}") };
     assert_eq!((*to, order.shards.len()), (other, 5));
     answered(&mut cluster, job);
+}
+
+/// The same chain, asked with a salt.
+fn salted(tokens: u32, key: Option<&str>, salt: Option<&str>) -> PreparedContext {
+    let Source::Context(prepared) = chain(tokens, key) else { panic!("a context of its own") };
+    PreparedContext { cache_salt: salt.map(|salt| Box::new(SaltDigest::of(salt))), ..prepared }.identified()
+}
+
+#[test]
+fn a_shard_is_one_only_within_its_model_its_key_and_its_salt() {
+    let model = || BTreeMap::from([(MODEL_LABEL.to_owned(), "m".to_owned())]);
+    let mut scopes = Vec::new();
+    for labels in [BTreeMap::new(), model()] {
+        for key in [None, Some("k"), Some("s")] {
+            for salt in [None, Some("k"), Some("s"), Some("\0k"), Some("k\0s")] {
+                let placement = PlacementPolicy { labels: labels.clone(), ..PlacementPolicy::default() };
+                scopes.push(PreparedContext { placement, ..salted(75, key, salt) }.identified());
+            }
+        }
+    }
+    let all: BTreeSet<_> = scopes.iter().flat_map(|context| context.identities.iter().copied()).collect();
+    assert_eq!(all.len(), scopes.iter().map(|context| context.identities.len()).sum::<usize>(), "no two are one");
+    for context in &scopes {
+        let again = serde_json::to_value(context).expect("JSON");
+        let again: PreparedContext = serde_json::from_value(again).expect("as the journal has it");
+        let again = PreparedContext { ids: context.ids.clone(), ..again }.identified();
+        assert_eq!(again.identities, context.identities);
+    }
+    // Without a salt everything is as it was before there were salts, in the journal, too.
+    for (context, scope) in [(salted(75, None, None), None), (salted(75, Some("k"), None), Some("k"))] {
+        assert_eq!(*context.identities, shard_identities(&context.plan, &context.ids, scope)[..]);
+        assert!(serde_json::to_value(&context).expect("JSON").get("cache_salt").is_none());
+    }
+    let named = scopes.iter().find(|context| context.model() == "m" && context.key.as_deref() == Some("k"));
+    let named = named.expect("the first is without a salt");
+    assert_eq!(*named.identities, shard_identities(&named.plan, &named.ids, Some("m\0k"))[..]);
+}
+
+/// What was asked for with one salt is found with that alone: neither all of it, nor what it begins with, nor while it is encoded.
+#[test]
+fn nothing_of_one_salt_is_found_with_another() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..config(2, 0) });
+    let context = |tokens, salt| Source::Context(salted(tokens, Some("moon"), salt));
+    let asked = |cluster: &mut Cluster, tokens, salt| cluster.ask(context(tokens, salt), None);
+    let salts = [None, Some("a"), Some("b")];
+    let jobs = salts.map(|salt| asked(&mut cluster, 75, salt));
+    let again = asked(&mut cluster, 75, Some("a"));
+    let waits = |cluster: &Cluster, job| cluster.status(job).waiting.is_some_and(|what| what == Waiting::SameContext);
+    assert_eq!((jobs.map(|job| waits(&cluster, job)), waits(&cluster, again)), ([false; 3], true));
+    let orders = cluster.encode();
+    let identities = jobs.map(|job| -> BTreeSet<ShardIdentity> {
+        let of_job = orders.iter().filter(|(_, order)| order.context == job);
+        of_job.flat_map(|(_, order)| &order.identities).map(|(_, identity)| *identity).collect()
+    });
+    let all: BTreeSet<_> = identities.iter().flatten().collect();
+    assert_eq!(all.len(), 9, "three shards of each of three contexts: {orders:?}");
+    // What goes on is asked for where it began with the same salt, and under the names that it has there.
+    for (salt, begun) in salts.into_iter().zip(&identities) {
+        let longer = salted(120, Some("moon"), salt).identities;
+        let common = longer.iter().filter(|identity| all.contains(identity)).copied().collect::<BTreeSet<_>>();
+        assert!(common.len() == 2 && common.is_subset(begun), "{salt:?}");
+    }
 }
 
 /// One context asked several times at once is encoded once; one whose beginning is that of a much longer one does not wait for all of

@@ -95,6 +95,7 @@ impl ParsedRequest {
         // Whoever names what is cached together asks about it again.
         let named = fields.take::<String>("prompt_cache_key")?;
         job.reuse = if named.is_some() { Reuse::Likely } else { Reuse::Exact };
+        job.cache_salt = fields.take("cache_salt")?;
         job.ignore_eos = fields.take("ignore_eos")?.unwrap_or(false);
         job.timeout_s = fields.take("timeout_s")?;
         job.template_date = fields.take("template_date")?;

@@ -56,6 +56,11 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
         "all",
         "any text: the context comes again, and is encoded in [a form that goes on](sessions.md#chats)",
     ),
+    (
+        "cache_salt",
+        "all",
+        "up to 256 bytes: nothing of the context is shared with requests of another salt, or of none; not with `session_id`",
+    ),
     ("template_date", "all", "what the chat template is told"),
     ("continue_final_message", "chats, responses", "goes on with an answer at the end"),
     ("add_generation_prompt", "chats, responses", "`false` opens no answer"),
@@ -73,7 +78,7 @@ pub const HONOURED: &[(&str, &str, &str)] = &[
 
 /// Fields that clients send and that change nothing of an answer.
 pub const HARMLESS: &[&str] =
-    &["cache_salt", "guided_decoding_backend", "metadata", "request_id", "safety_identifier", "service_tier", "user"];
+    &["guided_decoding_backend", "metadata", "request_id", "safety_identifier", "service_tier", "user"];
 
 /// Fields that are taken with the values that ask for nothing, and what to expect. Of an object each part may be absent.
 pub const NEUTRAL: &[(&str, &[&str], &str)] = &[

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use actix_web::{HttpResponse, Responder, get, http::header::ContentType};
+use asterism_actors::api::bounds::SALT_BYTES;
 use serde_json::{Map, Value, json};
 
 use crate::api::{
@@ -189,6 +190,10 @@ fn text() -> Value {
     json!({ "type": "string" })
 }
 
+fn salt() -> Value {
+    json!({ "type": "string", "minLength": 1, "maxLength": SALT_BYTES })
+}
+
 fn ids() -> Value {
     json!({ "type": "array", "items": { "type": "integer", "minimum": 0 } })
 }
@@ -227,6 +232,7 @@ fn messages_request(required: &[&str]) -> Value {
             "top_p": { "type": "number", "minimum": 0, "maximum": 1 },
             "top_k": { "type": "integer", "minimum": 0 },
             "stream": { "type": "boolean" },
+            "cache_salt": salt(),
             "metadata": { "type": "object" },
         }),
         required,
@@ -246,6 +252,7 @@ fn field_schema(name: &str) -> Value {
         | "guided_regex"
         | "instructions"
         | "previous_response_id" => text(),
+        "cache_salt" => salt(),
         "max_completion_tokens" | "max_output_tokens" | "max_tokens" => json!({ "type": "integer", "minimum": 1 }),
         "temperature" => json!({ "type": "number", "minimum": 0 }),
         "top_p" | "min_p" => number(0.0, 1.0),

@@ -273,6 +273,7 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
         labels: Vec::new(),
         placement: PlacementArgs::default(),
         allow_idle_hosts: false,
+        cache_salt: None,
         dry_run: false,
     };
     let exit = job::run(globals, job::JobVerb::Submit(Box::new(submit)))?;

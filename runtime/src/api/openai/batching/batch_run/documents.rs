@@ -85,12 +85,29 @@ impl BatchWork {
     }
 }
 
-/// The digest of a job's document, where it could be a session's.
+/// The digest of a job's document, where it could be a session's: a session has no salt, and a line that has one brings its document.
 pub(super) fn document(job: &JobRequest) -> Option<Digest> {
+    if job.cache_salt.is_some() {
+        return None;
+    }
     let mut context = digest::Context::new(&digest::SHA256);
     let text = job.context.as_ref().filter(|context| context.text().is_some())?;
     context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator, job.chat_template)).ok()?);
     // One model's keys and values are none of another's.
     context.update(job.model.as_deref().unwrap_or_default().as_bytes());
     context.finish().as_ref().try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_ask_about_one_document_where_one_session_can_answer_them() {
+        let job = JobRequest::new(Some("A text.".into()), "Who?".into());
+        let other = JobRequest { query: "Why?".into(), ..job.clone() };
+        assert!(document(&job).is_some() && document(&job) == document(&other));
+        assert_ne!(document(&job), document(&JobRequest { model: Some("b".into()), ..job.clone() }));
+        assert_eq!(document(&JobRequest { cache_salt: Some("a".into()), ..job }), None, "no session has a salt");
+    }
 }

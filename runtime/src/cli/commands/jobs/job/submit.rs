@@ -33,7 +33,7 @@ pub struct SubmitArgs {
     #[arg(long, value_name = "FILE")]
     pub context: Vec<String>,
     /// Session to ask, instead of a document
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["context", "input", "method", "block_size", "anchor_size", "allow_idle_hosts", "dry_run"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["context", "input", "method", "block_size", "anchor_size", "allow_idle_hosts", "cache_salt", "dry_run"])]
     pub session: Option<String>,
     /// Model that answers, of several [default: the session's or the cluster's first]
     #[arg(long, value_name = "NAME")]
@@ -65,6 +65,9 @@ pub struct SubmitArgs {
     /// Label, shown by `job list`
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
+    /// Share nothing of the context with jobs of another salt, or of none
+    #[arg(long, value_name = "TEXT")]
+    pub cache_salt: Option<String>,
     /// Take a block size that leaves context hosts without a block
     #[arg(long)]
     pub allow_idle_hosts: bool,
@@ -219,6 +222,7 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, asked: JobRequest) 
         placement: args.placement.policy(),
         timeout_s: args.wait.timeout.map(|timeout| timeout.as_secs_f64()),
         labels: args.labels.iter().cloned().collect(),
+        cache_salt: args.cache_salt.clone(),
         query_separator: args.query_separator.clone().or(asked.query_separator.clone()),
         ..asked
     }
