@@ -326,6 +326,24 @@ fn every_fault_leaves_the_tokens_alone() {
     }
 }
 
+/// The context of each round is encoded for it, however often the same was asked about: the fault comes while it is.
+#[test]
+fn faults_come_while_contexts_are_encoded() {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
+    let encoding =
+        ["chaos", "--rounds", "2", "--phase", "encoding", "--role", "context", "--tokens", "8k", "-o", "json"];
+    let chaos = cluster.run(&encoding);
+    let printed = String::from_utf8_lossy(&chaos.stderr);
+    assert_eq!(chaos.status.code(), Some(0), "{printed}");
+    let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
+    let rounds = report["rounds"].as_array().expect("rounds");
+    assert_eq!(rounds.len(), 2, "{printed}");
+    for round in rounds {
+        assert_eq!(round["outcome"], "same", "{round:#}");
+        assert!(round["detected_s"].is_f64() && round["recovered_s"].is_f64(), "the job went on elsewhere: {round:#}");
+    }
+}
+
 const SESSIONS: usize = 20;
 const QUESTIONS: usize = 200;
 const ASKERS: usize = 4;

@@ -51,6 +51,24 @@ pub struct ChaosArgs {
     pub tokens: Option<Tokens>,
 }
 
+/// How long the document of all rounds is, in tokens.
+#[derive(Clone, Copy, Debug)]
+struct DocumentLength {
+    asked: usize,
+    /// With its question and its answer the model takes no longer one.
+    most: usize,
+}
+
+impl DocumentLength {
+    /// What makes the moments of a job last longer, so that faults come in time.
+    fn advice(self) -> String {
+        match self {
+            Self { asked, most } if asked < most => format!("give a longer document with --tokens, at most {most}"),
+            Self { most, .. } => format!("the document is as long as the model takes ({most}): name another --phase"),
+        }
+    }
+}
+
 /// What `-o json` prints.
 #[derive(Serialize)]
 struct ChaosReport<'a> {
@@ -58,7 +76,7 @@ struct ChaosReport<'a> {
     rounds: &'a [ChaosRound],
 }
 
-/// Runs the rounds; exit 8 when an answer differs or a job fails.
+/// Runs the rounds; exit 8 when an answer differs, a job fails, or no fault came in time.
 pub fn run(globals: &Globals, args: &ChaosArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     let cluster = globals.cluster()?;
@@ -70,7 +88,8 @@ pub fn run(globals: &Globals, args: &ChaosArgs) -> Result<Exit, CliError> {
             .hint("start it with `asterism up --detach`"));
     }
     let client = Client::find(globals)?;
-    let target = Target::new(&client, &cluster.data_dir, request(globals, &cluster, args)?);
+    let length = length(&cluster, args)?;
+    let target = Target::new(&client, &cluster.data_dir, request(globals, length.asked)?);
     let reference = target.reference()?;
     globals.note(format_args!(
         "without a fault: {} of context, {} generated, {:.2} s",
@@ -95,7 +114,7 @@ pub fn run(globals: &Globals, args: &ChaosArgs) -> Result<Exit, CliError> {
     show(globals, &reference, &rounds)?;
     match stopped {
         Some(error) => Err(error),
-        None => verdict(globals, &rounds),
+        None => verdict(globals, &rounds, length),
     }
 }
 
@@ -120,10 +139,13 @@ fn refuse_other_machines(cluster: &Cluster, faults: &[Fault]) -> Result<(), CliE
     }
 }
 
-fn request(globals: &Globals, cluster: &Cluster, args: &ChaosArgs) -> Result<JobRequest, CliError> {
+fn length(cluster: &Cluster, args: &ChaosArgs) -> Result<DocumentLength, CliError> {
     let most =
         checkpoint::model_front(&cluster.model)?.max_tokens.saturating_sub(CHAOS_ANSWER_TOKENS + QUESTION_TOKENS);
-    let tokens = args.tokens.map_or(most, |tokens| tokens.0);
+    Ok(DocumentLength { asked: args.tokens.map_or(most, |tokens| tokens.0), most })
+}
+
+fn request(globals: &Globals, tokens: usize) -> Result<JobRequest, CliError> {
     let record = TokenCounter::load(globals, None)?.generate(Task::NiahSingle1, tokens, 1, None)?;
     Ok(JobRequest { ignore_eos: true, ..question(&record, None, CHAOS_ANSWER_TOKENS) })
 }
@@ -152,21 +174,27 @@ fn show(globals: &Globals, reference: &Reference, rounds: &[ChaosRound]) -> Resu
     Ok(())
 }
 
-fn verdict(globals: &Globals, rounds: &[ChaosRound]) -> Result<Exit, CliError> {
-    let count = |wanted: fn(&RoundOutcome) -> bool| rounds.iter().filter(|round| wanted(&round.outcome)).count();
-    let same = count(|outcome| *outcome == RoundOutcome::Same);
-    let missed = count(|outcome| *outcome == RoundOutcome::Missed);
+fn verdict(globals: &Globals, rounds: &[ChaosRound], length: DocumentLength) -> Result<Exit, CliError> {
+    let number = |wanted: fn(&RoundOutcome) -> bool| rounds.iter().filter(|round| wanted(&round.outcome)).count();
+    let missed = number(|outcome| *outcome == RoundOutcome::Missed);
+    let same = missed + number(|outcome| *outcome == RoundOutcome::Same);
+    let bad = rounds.len() - same;
+    if bad > 0 {
+        return Err(CliError::new(
+            Exit::BelowThreshold,
+            format!("{bad} of {} answers differ or are missing", rounds.len()),
+        )
+        .hint("`asterism job list` shows the jobs; -o json has the cause of each failure"));
+    }
+    if missed == rounds.len() {
+        let message = format!("{} came too late, so that nothing was tried", count(missed, "fault"));
+        return Err(CliError::new(Exit::BelowThreshold, message).hint(length.advice()));
+    }
     if missed > 0 {
-        globals
-            .note(format_args!("{missed} faults came too late: their jobs were over; give longer ones with --tokens"));
+        globals.note(format_args!("{} of {} faults came too late; {}", missed, rounds.len(), length.advice()));
     }
-    if same + missed == rounds.len() {
-        globals.note(format_args!("{same} of {} answers are the same; next: asterism host list", rounds.len()));
-        return Ok(Exit::Success);
-    }
-    let bad = rounds.len() - same - missed;
-    Err(CliError::new(Exit::BelowThreshold, format!("{bad} of {} answers differ or are missing", rounds.len()))
-        .hint("`asterism job list` shows the jobs; -o json has the cause of each failure"))
+    globals.note(format_args!("{same} of {} answers are the same; next: asterism host list", rounds.len()));
+    Ok(Exit::Success)
 }
 
 fn table(rounds: &[ChaosRound]) -> Table {
@@ -207,11 +235,13 @@ fn outcome_text(outcome: &RoundOutcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
-    #[test]
-    fn the_table_fits_100_columns() {
-        let round = |round, phase, outcome| ChaosRound {
+    use super::*;
+    use crate::cli::Cli;
+
+    fn round(round: usize, phase: Moment, outcome: RoundOutcome) -> ChaosRound {
+        ChaosRound {
             round,
             fault: Fault { phase, role: Victim::Context, signal: Blow::Stop },
             victim: "context-10".into(),
@@ -219,7 +249,36 @@ mod tests {
             recovered_s: (round == 1).then_some(0.5),
             total_s: 12.345,
             outcome,
-        };
+        }
+    }
+
+    /// What the rounds come to, in words where that is a failure.
+    fn judged(outcomes: &[RoundOutcome], length: DocumentLength) -> Result<Exit, String> {
+        let globals = Globals { quiet: true, ..Globals::resolve(&Cli::parse_from(["asterism", "doctor"]).global) };
+        let rounds = outcomes.iter().enumerate();
+        let rounds: Vec<_> = rounds.map(|(at, outcome)| round(at, Moment::Encoding, outcome.clone())).collect();
+        verdict(&globals, &rounds, length)
+            .map_err(|error| format!("{error} / {}", error.hint.clone().unwrap_or_default()))
+    }
+
+    #[test]
+    fn faults_that_came_too_late_are_no_success_and_the_advice_can_be_followed() {
+        use RoundOutcome::{Different, Missed, Same};
+        let (short, longest) =
+            (DocumentLength { asked: 4096, most: 16_128 }, DocumentLength { asked: 16_128, most: 16_128 });
+        assert_eq!(judged(&[Same, Missed], short), Ok(Exit::Success));
+        let none = judged(&[Missed, Missed], short).unwrap_err();
+        assert_eq!(
+            none,
+            "2 faults came too late, so that nothing was tried / give a longer document with --tokens, at most 16128"
+        );
+        let none = judged(&[Missed], longest).unwrap_err();
+        assert!(none.contains("1 fault came too late") && none.contains("name another --phase"), "{none}");
+        assert!(judged(&[Missed, Different { at: 3 }], short).unwrap_err().starts_with("1 of 2 answers differ"));
+    }
+
+    #[test]
+    fn the_table_fits_100_columns() {
         let failed = RoundOutcome::Failed { cause: "host_lost: host context-10 is lost".into() };
         let rounds = [round(1, Moment::MiddleToken, RoundOutcome::Same), round(30, Moment::Encoding, failed)];
         let text = table(&rounds).to_string();

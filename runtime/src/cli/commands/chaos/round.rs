@@ -9,6 +9,7 @@ use std::{
 use asterism_actors::api::{HostHealth, HostStatus, JobEvent, JobRequest, JobState, JobStatus, Role};
 use rustix::process::Signal;
 use serde::Serialize;
+use uuid::Uuid;
 
 use super::fault::{Fault, Trigger, Victim};
 use crate::{
@@ -34,8 +35,10 @@ pub struct Target<'a> {
     pub glance: Client,
     /// Where its supervisor's record lies.
     pub data_dir: &'a Path,
-    /// Asked in every round.
+    /// Asked in every round, each time with another salt: what one leaves on the hosts is found by no other, nor by a later run.
     pub request: JobRequest,
+    /// What these salts begin with.
+    run: Uuid,
 }
 
 /// The job without a fault.
@@ -67,7 +70,7 @@ pub enum RoundOutcome {
         /// Why.
         cause: String,
     },
-    /// The moment never came: the job was over before.
+    /// The reference's tokens, and no fault: the moment was over before it was heard of.
     Missed,
 }
 
@@ -101,13 +104,13 @@ struct Struck {
 impl<'a> Target<'a> {
     /// A target behind `client`.
     pub fn new(client: &'a Client, data_dir: &'a Path, request: JobRequest) -> Self {
-        Self { client, glance: client.with_request_timeout(GLANCE), data_dir, request }
+        Self { client, glance: client.with_request_timeout(GLANCE), data_dir, request, run: Uuid::new_v4() }
     }
 
     /// The job without a fault.
     pub fn reference(&self) -> Result<Reference, CliError> {
         let started = Instant::now();
-        let status = self.ask(|_| ())?;
+        let status = self.ask(0, |_| ())?;
         let total_s = started.elapsed().as_secs_f64();
         if let RoundOutcome::Failed { cause } = outcome(&status, &status.tokens) {
             let hint = "`asterism status` shows the hosts; chaos begins with a cluster that works";
@@ -124,7 +127,7 @@ impl<'a> Target<'a> {
         let mut trigger = Trigger::new(fault.phase, reference.tokens.len());
         let mut detection = None;
         let started = Instant::now();
-        let asked = self.ask(|event| {
+        let asked = self.ask(round, |event| {
             if trigger.pulled_by(event) {
                 let sent = Instant::now();
                 signal(struck.pid, fault.signal.signal());
@@ -134,8 +137,10 @@ impl<'a> Target<'a> {
         let total_s = started.elapsed().as_secs_f64();
         let detected_s = detection.and_then(|thread| thread.join().ok().flatten());
         let outcome = match &asked {
-            Ok(_) if !trigger.was_pulled() => RoundOutcome::Missed,
-            Ok(status) => outcome(status, &reference.tokens),
+            Ok(status) => match outcome(status, &reference.tokens) {
+                RoundOutcome::Same if !trigger.was_pulled() => RoundOutcome::Missed,
+                outcome => outcome,
+            },
             Err(error) => RoundOutcome::Failed { cause: error.to_string() },
         };
         let recoveries = asked.iter().flat_map(|status| &status.recoveries);
@@ -147,8 +152,9 @@ impl<'a> Target<'a> {
         Ok(ChaosRound { round, fault, victim: struck.name, detected_s, recovered_s, total_s, outcome })
     }
 
-    fn ask(&self, mut heard: impl FnMut(&JobEvent)) -> Result<JobStatus, CliError> {
-        for event in Following::submit(self.client, self.request.clone(), |_| ())? {
+    fn ask(&self, round: usize, mut heard: impl FnMut(&JobEvent)) -> Result<JobStatus, CliError> {
+        let request = JobRequest { cache_salt: Some(salt(self.run, round)), ..self.request.clone() };
+        for event in Following::submit(self.client, request, |_| ())? {
             let event = event?;
             heard(&event);
             if let JobEvent::Finished { status } = event {
@@ -231,6 +237,11 @@ impl<'a> Target<'a> {
             thread::sleep(10 * ROUND_POLL);
         }
     }
+}
+
+/// What nobody else encodes the document of a round with.
+fn salt(run: Uuid, round: usize) -> String {
+    format!("chaos-{}-{round}", run.simple())
 }
 
 fn outcome(status: &JobStatus, reference: &[u32]) -> RoundOutcome {
