@@ -161,6 +161,15 @@ fn admin_port_in_use() {
 }
 
 #[test]
+fn api_port_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port();
+    let listens = format!("[api]\nlisten = \"127.0.0.1:{port}\"");
+    let place = Place::new(&SMALL.replace("[api]", &listens));
+    insta::assert_snapshot!(without_port(place.says(&["up", "--detach"]), port));
+}
+
+#[test]
 fn cluster_port_in_use() {
     let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its address").port();

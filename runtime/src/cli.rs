@@ -149,7 +149,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Doctor => doctor::run(globals),
         Verb::SelfTest(args) => self_test::run(globals, &args),
         Verb::Version => config::version(globals),
-        Verb::Completions(args) => completions::completions(Cli::command(), &args),
+        Verb::Completions(args) => completions::completions(globals, Cli::command(), &args),
         Verb::Man(args) => completions::man(globals, Cli::command(), &args),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),

@@ -550,6 +550,22 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_repeats_a_few_devices_of_many() {
+        let of = |devices: &str| {
+            let host = format!("role = \"context\"\ndevices = [{devices}]");
+            resolve(&SAMPLE.replacen("role = \"context\"", &host, 1)).unwrap_err().to_string()
+        };
+        let first = "\"cpu\", ".repeat(8);
+        let many = of(&"\"cpu\", ".repeat(5000));
+        assert!(many.contains(&format!("[{first}and 4992 more] of host 'context-0'")), "{many}");
+        let few = of("\"cpu\", \"cuda:0\"");
+        assert!(few.contains("[\"cpu\", \"cuda:0\"] of host 'context-0'"), "{few}");
+        let long = format!("role = \"context\"\ndevice = \"{}\"", "x".repeat(5000));
+        let long = parse(&SAMPLE.replacen("role = \"context\"", &long, 1), []).unwrap_err().to_string();
+        assert!(long.len() < 300 && long.contains("no device is called 'xxx"), "{long}");
+    }
+
+    #[test]
     fn limits_labels_and_recovery_are_resolved() {
         let text = SAMPLE
             .replace("[api]", "[supervisor]\nrecovery = \"spare\"\nmax_restarts = 0\n\n[sessions]\ndefault_ttl_s = 60\nmax_pinned_bytes = \"2GiB\"\n\n[api]")

@@ -2,7 +2,7 @@
 
 pub mod wording;
 
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 /// The exit codes of the command line; scripts rely on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,16 @@ impl CliError {
     pub fn no_room(message: impl fmt::Display) -> Self {
         let hint = "free some space on its disk, or see that it can be written".to_string();
         Self { hint: Some(hint), may_pass: true, ..Self::new(Exit::Capacity, message) }
+    }
+
+    /// An address that `key` of the cluster file sets and that cannot be listened on. What to do is in the message: of a process that ends
+    /// whoever started it tells that alone.
+    pub fn no_listener(what: &str, (address, key): (SocketAddr, &str), cause: impl fmt::Display) -> Self {
+        let port = address.port();
+        Self::unreachable(format!(
+            "{what} cannot listen on {address}: {cause}; set {key} to one of this machine that is free (port 0: one is chosen), or end \
+             what has it (`ss -lnp | grep :{port}`)"
+        ))
     }
 
     /// Adds what to do next.

@@ -160,6 +160,16 @@ impl Globals {
         }
     }
 
+    /// Refuses `-o json` of a command whose `result` has a form of its own, which is no JSON.
+    pub fn refuse_json(&self, command: &str, result: &str) -> Result<(), CliError> {
+        if self.format == Format::Table {
+            return Ok(());
+        }
+        let format = self.format.to_possible_value();
+        let format = format.as_ref().map_or("json", |format| format.get_name());
+        Err(CliError::usage(format!("`asterism {command}` has no -o {format}: {result}")).hint("leave -o out"))
+    }
+
     /// A line for the person at the terminal, on standard error.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {

@@ -19,6 +19,26 @@ fn shells_and_manual_readers_learn_every_command() {
     }
 }
 
+/// What is no JSON is not printed where JSON was asked for.
+#[test]
+fn json_is_printed_or_refused() {
+    let place = Place::new(SMALL);
+    for command in [&["init"][..], &["completions", "bash"], &["man", "pages"]] {
+        for format in ["json", "jsonl"] {
+            let said = place.says(&[command, &["-o", format]].concat());
+            let refused = format!("error: `asterism {}` has no -o {format}: it", command[0]);
+            assert!(said.starts_with("exit 2\n--- stdout\n\n---") && said.contains(&refused), "{said:.400}");
+        }
+        assert!(place.says(&[command, &["-o", "text"]].concat()).starts_with("exit 0"), "{command:?}");
+    }
+    let said = place.says(&["config", "default", "-o", "json"]);
+    let printed = said.split("--- stdout\n").nth(1).and_then(|rest| rest.split("\n--- stderr").next());
+    let defaults: serde_json::Value = serde_json::from_str(printed.expect("a part")).expect("JSON");
+    assert!(defaults["supervisor"]["heartbeat_ms"].is_u64() && defaults["version"] == 1, "{defaults:#}");
+    let text = place.says(&["config", "default"]);
+    assert!(text.contains(&format!("heartbeat_ms = {}", defaults["supervisor"]["heartbeat_ms"])), "{text}");
+}
+
 #[test]
 fn short_help_leaves_the_options_of_every_command_to_long_help() {
     let place = Place::new(SMALL);

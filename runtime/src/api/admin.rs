@@ -48,10 +48,7 @@ const MOST_ADMIN_CONNECTIONS: usize = 16_384;
 
 /// Listens at `address`, with TLS where there is a certificate.
 pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) -> Result<Server, CliError> {
-    let failed = |error: std::io::Error| {
-        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
-            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
-    };
+    let failed = |error: std::io::Error| CliError::no_listener("the admin API", (address, "[api] admin_listen"), error);
     let intake = web::Data::new(state.intake.clone());
     let data = web::Data::new(state);
     let to = data.clone();

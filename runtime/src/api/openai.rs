@@ -57,10 +57,7 @@ pub async fn serve(
     tls: Option<ServerConfig>,
     (state, further): (ApiState, FurtherRoutes),
 ) -> Result<Server, CliError> {
-    let failed = |error: std::io::Error| {
-        CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
-            .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
-    };
+    let failed = |error: std::io::Error| CliError::no_listener("OpenAI's API", (address, "[api] listen"), error);
     running::cancel_orphans(&state.supervisor).await;
     responses::hold_again(&state).await;
     let all = state.clone();

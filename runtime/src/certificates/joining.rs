@@ -58,7 +58,12 @@ pub fn open(cluster: &Cluster, context: JoinContext) -> Result<Option<JoinListen
     let tokens = read(&file)?;
     let rules = NodeJoinRules { context, file };
     let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(rules));
-    let listener = listener.map_err(refusal)?;
+    let listener = listener.map_err(|error| match error {
+        JoinError::Bind { address, cause } => {
+            CliError::no_listener("who gives certificates to nodes", (address, "[security] join_listen"), cause)
+        }
+        error => refusal(error),
+    })?;
     tracing::info!(address = %listener.local_address(), "nodes join here");
     Ok(Some(listener))
 }

@@ -16,6 +16,9 @@ use crate::cluster::{
     size::Bytes,
 };
 
+/// Devices of a host that a refusal repeats.
+const SHOWN_DEVICES: usize = 8;
+
 /// The hosts of a file, each on a node of it; `listen` is where the supervisor does.
 pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {
     let mut nodes = Vec::new();
@@ -134,13 +137,21 @@ fn devices(section: &HostSection, device: Device) -> Result<Devices, ClusterErro
     let Some(several) = &section.devices else { return Ok(section.device.unwrap_or(device).into()) };
     let refused = |expected: String| ClusterError::Value {
         key: "host.devices",
-        got: format!("{:?} of host '{}'", several.iter().map(Device::to_string).collect::<Vec<_>>(), section.name),
+        got: format!("{} of host '{}'", shown(several), section.name),
         expected,
     };
     match section.device {
         Some(one) => Err(refused(format!("no device = \"{one}\" beside it; leave one of the two out"))),
         None => Devices::of(several.clone()).map_err(refused),
     }
+}
+
+/// The first of a host's devices, as the file has them, and how many more it names.
+fn shown(devices: &[Device]) -> String {
+    let first = devices.iter().take(SHOWN_DEVICES).map(|device| format!("\"{device}\""));
+    let more = devices.len().saturating_sub(SHOWN_DEVICES);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    format!("[{}]", first.chain(more).collect::<Vec<_>>().join(", "))
 }
 
 fn kernels(section: &HostSection, devices: &Devices) -> Result<KernelChoice, ClusterError> {

@@ -35,6 +35,21 @@ fn a_response_in_the_background_outlives_its_connection_and_its_supervisor() {
     let delta = stream.lines().find(|line| line.contains("output_text.delta\"")).expect("the rest");
     let delta: Value = serde_json::from_str(delta.strip_prefix("data: ").expect("an event")).expect("JSON");
     assert_eq!(delta["delta"].as_str(), text.get(10..), "{stream}");
+    // Behind its last event there is nothing, and beyond that no event at all.
+    let numbers = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    let mut numbers = numbers.filter_map(|data| serde_json::from_str::<Value>(data).ok()?["sequence_number"].as_u64());
+    let last = numbers.next_back().expect("events");
+    let behind = |after: u64| send(&cluster, ("GET", &format!("{path}?stream=true&starting_after={after}")), &[], "");
+    let (status, nothing) = behind(last);
+    assert!(status == 200 && !nothing.as_str().unwrap_or_default().contains("sequence_number"), "{nothing}");
+    for beyond in [last + 1, 99_999, u64::MAX] {
+        let (status, refused) = behind(beyond);
+        assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("starting_after")), "{refused}");
+        let message = refused["error"]["message"].as_str().expect("a message");
+        let stated =
+            format!("starting_after is {beyond}, and the last event of this response has sequence_number {last};");
+        assert!(message.starts_with(&stated), "{message}");
+    }
 }
 
 #[test]

@@ -56,10 +56,7 @@ impl fmt::Display for Waiting {
 
 /// Listens at `address` until the supervisor can, with TLS where there is a certificate.
 pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Result<Server, CliError> {
-    let failed = |error: std::io::Error| {
-        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
-            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
-    };
+    let failed = |error: std::io::Error| CliError::no_listener("the admin API", (address, "[api] admin_listen"), error);
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let data = web::Data::new(cause);

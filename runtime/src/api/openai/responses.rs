@@ -9,7 +9,7 @@ use actix_web::{
 };
 use asterism_actors::{
     JobError,
-    api::{JobStatus, bounds},
+    api::{JobState, JobStatus, bounds},
     supervisor::{Listener, Supervisor},
 };
 use serde::Deserialize;
@@ -191,10 +191,30 @@ pub async fn show(
     if !looking.stream {
         return respond(&state, &request, (&status, &settings)).await;
     }
+    if let Some(after) = looking.starting_after {
+        check_after(&state, (&status, &settings), after)?;
+    }
     let listener = state.supervisor.watch(&status.id).await?;
     let running = RunningJob::of(&state.supervisor, &status.id);
     let voice = voice(&state, (status, settings), looking.starting_after);
     Ok(stream::answer((running, listener), ClientConnection::of(&request), (voice, Streamed::default())))
+}
+
+/// Refuses a stream that nothing would ever be in. Of a job that goes on nothing is known: what a client received of it may be ahead of a
+/// supervisor that was started again.
+fn check_after(state: &ApiState, (status, settings): (&JobStatus, &ResponseSettings), after: u64) -> Checked<()> {
+    if matches!(status.state, JobState::Pending | JobState::Running) {
+        return Ok(());
+    }
+    let last = response::last_number((status.clone(), settings.clone()), state.model_that_answers(status));
+    if after <= last {
+        return Ok(());
+    }
+    let message = format!(
+        "starting_after is {after}, and the last event of this response has sequence_number {last}; expected 0 to {last}, or no \
+         starting_after for all of them"
+    );
+    Err(Refusal::invalid("starting_after", message))
 }
 
 #[post("/v1/responses/{id}/cancel")]

@@ -26,7 +26,8 @@ pub struct ManArgs {
 }
 
 /// Prints a completion script.
-pub fn completions(mut command: Command, args: &CompletionsArgs) -> Result<Exit, CliError> {
+pub fn completions(globals: &Globals, mut command: Command, args: &CompletionsArgs) -> Result<Exit, CliError> {
+    globals.refuse_json("completions", "it prints a shell's script")?;
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "asterism", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
@@ -35,6 +36,7 @@ pub fn completions(mut command: Command, args: &CompletionsArgs) -> Result<Exit,
 
 /// Writes a page for each command and subcommand.
 pub fn man(globals: &Globals, command: Command, args: &ManArgs) -> Result<Exit, CliError> {
+    globals.refuse_json("man", "it writes files and prints nothing")?;
     let written = std::fs::create_dir_all(&args.folder)
         .and_then(|()| clap_mangen::generate_to(command.flatten_help(false), &args.folder));
     written.map_err(|error| {

@@ -111,7 +111,7 @@ pub struct InitArgs {
 /// `asterism config`
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
-    /// Print every key that has a default, with it
+    /// Print every key that has a default, with it, and those without one as remarks; with -o json the former alone
     Default,
     /// Have the running cluster be as a cluster file says, without a restart; what needs one is refused by its key
     Apply(ApplyArgs),
@@ -133,6 +133,7 @@ pub struct ApplyArgs {
 
 /// Prints a cluster file.
 pub fn init(globals: &Globals, args: &InitArgs) -> Result<Exit, CliError> {
+    globals.refuse_json("init", "it prints a cluster file, which is TOML")?;
     let model = args.model.as_deref().map(model_entry).transpose()?;
     let entry = model.as_ref().map(|(entry, _)| entry.as_str());
     output::print(&sample(args.hosts, entry, args.device))?;
@@ -298,7 +299,7 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
 /// Runs a verb of the group.
 pub fn run(globals: &Globals, verb: ConfigVerb) -> Result<Exit, CliError> {
     match verb {
-        ConfigVerb::Default => default(),
+        ConfigVerb::Default => default(globals),
         ConfigVerb::Apply(args) => apply(globals, &args),
     }
 }
@@ -335,7 +336,11 @@ fn apply(globals: &Globals, args: &ApplyArgs) -> Result<Exit, CliError> {
 }
 
 /// `config default`
-fn default() -> Result<Exit, CliError> {
+fn default(globals: &Globals) -> Result<Exit, CliError> {
+    if globals.format != Format::Table {
+        output::print_json(&ClusterFile::default(), globals.format)?;
+        return Ok(Exit::Success);
+    }
     let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
     let tables =
         text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use asterism_actors::api::bounds;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// Where a host computes.
@@ -90,7 +91,10 @@ impl FromStr for Device {
         match (text, text.strip_prefix("cuda:").and_then(index)) {
             ("cpu", _) => Ok(Self::Cpu),
             (_, Some(index)) => Ok(Self::Cuda(index)),
-            _ => Err(format!("no device is called '{text}'; expected \"cpu\", or \"cuda:0\" for the first GPU")),
+            _ => Err(format!(
+                "no device is called '{}'; expected \"cpu\", or \"cuda:0\" for the first GPU",
+                bounds::shown(text)
+            )),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use asterism_actors::metric::TransportMetrics;
 use asterism_transport::{
     Observer, PlacePort, TransportError,
+    certificates::MemberRole,
     quic::{QuicConfig, QuicTransport},
 };
 
@@ -43,11 +44,36 @@ pub(crate) fn bind(
     let beaten = cluster.liveness.heartbeat * 5 / 4;
     config.keep_alive = (config.idle_timeout / 5).max(beaten).min(config.idle_timeout / 2);
     config.lanes = usize::from(lanes);
-    let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
+    let transport = QuicTransport::bind(config, observer).map_err(|error| match error {
+        TransportError::Bind { address, cause } => {
+            CliError::no_listener(&listener(member), (address, &key(member, listen)), cause)
+        }
+        error => transport_refusal(&error),
+    });
+    let transport = Arc::new(transport?);
     if let Some(rotation) = rotation {
         rotation.follow(&transport);
     }
     Ok(transport)
+}
+
+/// Who listens, in words.
+fn listener((role, name): NamedMember<'_>) -> String {
+    match role {
+        MemberRole::Supervisor => "the supervisor".to_owned(),
+        MemberRole::Node => format!("the agent of node '{name}'"),
+        _ => format!("host '{name}'"),
+    }
+}
+
+/// The key of the cluster file that says where.
+fn key((role, name): NamedMember<'_>, listen: SocketAddr) -> String {
+    match role {
+        MemberRole::Supervisor => "[cluster] listen".to_owned(),
+        MemberRole::Node => format!("the address of [[node]] '{name}'"),
+        _ if listen.port() == 0 => format!("the address of the [[node]] of host '{name}'"),
+        _ => format!("the port of [[host]] '{name}'"),
+    }
 }
 
 pub(crate) fn transport_refusal(error: &TransportError) -> CliError {

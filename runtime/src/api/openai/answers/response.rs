@@ -14,7 +14,10 @@ use asterism_actors::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::{calls::AnswerReader, stream};
+use super::{
+    calls::AnswerReader,
+    stream::{self, StreamFormat as _},
+};
 use crate::api::{
     http::error::Refusal,
     openai::{
@@ -282,6 +285,15 @@ impl ResponseVoice {
     }
 }
 
+/// The number of the last event of a response that has ended.
+pub fn last_number((status, settings): (JobStatus, ResponseSettings), model: Arc<ModelFront>) -> u64 {
+    // It says nothing, and counts.
+    let mut voice = ResponseVoice::new((status.clone(), settings), model, Some(u64::MAX));
+    voice.opening();
+    voice.end(status);
+    voice.next.saturating_sub(1)
+}
+
 impl stream::StreamFormat for ResponseVoice {
     fn opening(&mut self) -> Vec<Bytes> {
         let mut events = Vec::new();
@@ -342,7 +354,7 @@ impl stream::StreamFormat for ResponseVoice {
 mod tests {
     use asterism_models::{Checkpoint, TemplateSource};
 
-    use super::{stream::StreamFormat as _, *};
+    use super::*;
 
     fn status(text: &str, state: &str) -> JobStatus {
         serde_json::from_value(json!({
@@ -482,6 +494,9 @@ mod tests {
         }
         assert_eq!(text(&received(&["a", "é€", "b"], Some(5))), "é€b", "inside of a character");
         assert!(received(&["a"], Some(u64::MAX)).is_empty());
+        let model = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
+        let ended = (status("aé€b", "SUCCEEDED"), ResponseSettings::default());
+        assert_eq!(last_number(ended, Arc::new(model)), all.last().unwrap().0);
     }
 
     #[test]
