@@ -1,5 +1,6 @@
 //! Weights that are dealt out by outputs as they are loaded, and the products of which each device makes its own.
 
+use std::iter;
 use std::ops::Range;
 
 use super::layout::{Layout, Segment, Split};
@@ -19,8 +20,8 @@ pub struct GroupLinear<B: Backend> {
 /// keep them busy, though each device has but some of the columns; of more, nothing is gained.
 const EXCHANGED_ROWS: [usize; 2] = [4096, 16_384];
 
-/// What gives a piece of a product's input when its turn comes.
-type Input<'a, B> = Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError> + 'a>;
+/// Rows of a product's input, and what gives them when their turn comes.
+type Piece<'a, B> = (Range<usize>, Box<dyn FnOnce() -> Result<GroupTensor<B>, KernelError> + 'a>);
 
 /// So many rows in two or more pieces of so many at most, about as long: none of many is so short that it is computed otherwise.
 fn pieces(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
@@ -105,7 +106,7 @@ impl<B: Backend> DeviceGroup<B> {
     /// the next.
     fn added_by_pieces<'a>(
         &self,
-        inputs: Vec<(Range<usize>, Input<'a, B>)>,
+        inputs: Vec<Piece<'a, B>>,
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
@@ -121,12 +122,8 @@ impl<B: Backend> DeviceGroup<B> {
     }
 
     /// Rows of `x (t, k)` in pieces of so many at most: those of all devices that each has some columns of are on their way at once.
-    fn taken_by_pieces<'a>(
-        &'a self,
-        x: &'a GroupTensor<B>,
-        piece: usize,
-    ) -> Result<Vec<(Range<usize>, Input<'a, B>)>, KernelError> {
-        let input = |rows: Range<usize>| -> Result<(Range<usize>, Input<'a, B>), KernelError> {
+    fn taken_by_pieces<'a>(&'a self, x: &'a GroupTensor<B>, piece: usize) -> Result<Vec<Piece<'a, B>>, KernelError> {
+        let input = |rows: Range<usize>| -> Result<Piece<'a, B>, KernelError> {
             let of = rows.clone();
             if x.layout.is_none() {
                 return Ok((of, Box::new(move || self.rows(x, rows.start, rows.end))));
@@ -147,7 +144,7 @@ impl<B: Backend> DeviceGroup<B> {
     /// Each device's outputs of a piece in their place of the whole, and those of the others on their way.
     fn added_in_place<'a>(
         &self,
-        (inputs, sizes): (Vec<(Range<usize>, Input<'a, B>)>, &[usize]),
+        (inputs, sizes): (Vec<Piece<'a, B>>, &[usize]),
         weight: &GroupLinear<B>,
         residual: &GroupTensor<B>,
     ) -> Result<GroupTensor<B>, KernelError> {
@@ -177,7 +174,7 @@ impl<B: Backend> DeviceGroup<B> {
         let sizes = outputs.as_deref().and_then(|split| self.portions_of(split)).filter(|_| self.gather().fills());
         let Some((sizes, _)) = sizes else { return self.beside(&self.norm_gated(x, norm, gate_up)?) };
         let product = self.norm_linear(x, norm, gate_up)?;
-        self.filled(&sizes, [0..self.shape(x)[0]], product.like(), |at, member, to, first| {
+        self.filled(&sizes, iter::once(0..self.shape(x)[0]), product.like(), |at, member, to, first| {
             member.gated_silu_into(product.part(at)?, to, first)
         })
     }
@@ -399,7 +396,7 @@ impl<B: Backend> LinearOps for DeviceGroup<B> {
             return self.sum(&self.norm_gated(x, norm, gate_up)?, down, x);
         }
         let x = self.whole(x)?;
-        let gated = |rows: Range<usize>| -> Result<(Range<usize>, Input<'_, B>), KernelError> {
+        let gated = |rows: Range<usize>| -> Result<Piece<'_, B>, KernelError> {
             let coming = self.gated_beside(&self.rows(&x, rows.start, rows.end)?, norm, gate_up)?;
             Ok((rows, Box::new(move || Ok(coming))))
         };
