@@ -17,7 +17,6 @@ mod wire;
 pub use attention::{AttentionOps, Partial};
 pub use batch::{BatchAttention, StepLayers};
 pub use cache::KvOps;
-#[cfg(feature = "cuda")]
 pub(crate) use collectives::PendingFill;
 pub use collectives::{AllGather, Collectives, Exported, GatheredLayer, Rendezvous};
 pub use device::ComputeDevice;
