@@ -7,7 +7,7 @@ use std::time::Duration;
 use asterism_kernels::cuda::{CudaKv, CudaLinear, Tensor};
 use asterism_kernels::prelude::*;
 use asterism_kernels::{
-    AllGather, Cuda, CudaOptions, DType, GatheredLayer, Heads, HostTensor, KernelError, Mask, Rotary,
+    AllGather, Cuda, CudaOptions, DType, DeviceGroup, GatheredLayer, Heads, HostTensor, KernelError, Mask, Rotary,
 };
 
 use super::{alone_on_gpu, draw, gpu, numbers};
@@ -147,16 +147,21 @@ fn rows_on_their_way_to_a_layer_have_the_bits_of_one_step_after_the_other() {
     }
 }
 
+/// Of a model that two GPUs share.
+const HEADS: Heads = Heads { query: 4, kv: 2, dim: 128 };
+
+/// A GPU, and it and another that compute as one, where there are two; this thread has them alone.
+fn one_and_two() -> Option<(Cuda, DeviceGroup<Cuda>)> {
+    alone_on_gpu()?;
+    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
+    let (Ok(one), Ok(other)) = (open(0), open(1)) else { return None };
+    Some((open(0).unwrap(), Cuda::group(vec![one, other], HEADS).unwrap()))
+}
+
 /// Rows that GPUs exchange piece by piece, which write their columns to where they belong, are those that one GPU makes.
 #[test]
 fn many_rows_of_a_group_are_those_of_one_gpu() {
-    if alone_on_gpu().is_none() {
-        return;
-    }
-    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
-    let (Ok(one), Ok(other)) = (open(0), open(1)) else { return };
-    let (alone, group) =
-        (open(0).unwrap(), Cuda::group(vec![one, other], Heads { query: 4, kv: 2, dim: 128 }).unwrap());
+    let Some((alone, group)) = one_and_two() else { return };
     let (e, f) = (512, 1408);
     let bytes = |count: usize, seed: u64| -> Vec<u8> {
         numbers(count, seed).into_iter().flat_map(|value| (value / 16.0).to_le_bytes()).collect()
@@ -184,13 +189,7 @@ fn many_rows_of_a_group_are_those_of_one_gpu() {
 /// Rows of several inputs come together beside other work: read whole, in part, by a product that adds, or by nobody.
 #[test]
 fn rows_that_are_on_their_way_are_waited_for() {
-    if alone_on_gpu().is_none() {
-        return;
-    }
-    let open = |device| Cuda::new(CudaOptions::plain(device, DType::Bf16));
-    let (Ok(one), Ok(other)) = (open(0), open(1)) else { return };
-    let heads = Heads { query: 4, kv: 2, dim: 128 };
-    let (alone, group) = (open(0).unwrap(), Cuda::group(vec![one, other], heads).unwrap());
+    let Some((alone, group)) = one_and_two() else { return };
     fn made<B: Backend>(gpu: &B, heads: Heads, rows: [usize; 3]) -> Vec<Vec<f32>> {
         let (e, inv_freq) = (heads.query * heads.dim, vec![0.5; heads.dim / 2]);
         let bytes: Vec<u8> = numbers(e * e, 3).into_iter().flat_map(|value| (value / 16.0).to_le_bytes()).collect();
@@ -215,7 +214,7 @@ fn rows_that_are_on_their_way_are_waited_for() {
         [whole, sum, first, again, last].map(|x| gpu.download(&x).unwrap()).into()
     }
     for rows in [[3000, 5000, 200], [8192, 1, 4096], [100, 20, 3]] {
-        assert!(made(&group, heads, rows) == made(&alone, heads, rows), "{rows:?} rows");
+        assert!(made(&group, HEADS, rows) == made(&alone, HEADS, rows), "{rows:?} rows");
     }
 }
 
