@@ -8,8 +8,8 @@ use crate::error::JobError;
 impl ModelFront {
     /// The context and the query that join to what the chat template renders of `turns`: the last message of the user, or of a tool,
     /// and all behind it are the query, everything before it the context. One that is longer than all before it is a document with its
-    /// question, and cut at its last separator; of one that goes on with a conversation and is long, the end alone is the query, since
-    /// what is context is encoded once. For a base model the separator stands between messages.
+    /// question, and cut at its last separator; of one that is long without, or goes on with a conversation, the end alone is the query,
+    /// since what is context is encoded once. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
@@ -21,8 +21,9 @@ impl ModelFront {
         let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
         let text = turns.get(asked).map_or("", |turn| &turn.text);
         let at = match text.len() > earlier {
-            true => cut(text, &separator).unwrap_or(0),
-            false if is_continued(&turns) => long_before(text),
+            true => document(text, &separator),
+            false if is_continued(&turns) => end(text, GOING_ON_BYTES),
+            false if text.len() > QUESTION_BYTES => document(text, &separator),
             false => 0,
         };
         let whole = match self.template.is_chat() {
@@ -38,7 +39,7 @@ impl ModelFront {
     /// When it is too long, or there is nothing in it.
     pub fn completion(&self, text: String) -> Result<(Written, Written), JobError> {
         self.check_text("prompt", text.len())?;
-        let at = cut(&text, &self.query_separator.to_string()).unwrap_or(0);
+        let at = document(&text, &self.query_separator.to_string());
         both(WholePrompt { written: Written::from(text), at, around: true }, "prompt")
     }
 
@@ -58,17 +59,28 @@ pub fn is_continued(turns: &[ChatTurn]) -> bool {
     turns[..asked].iter().any(|turn| turn.speaker == Speaker::Assistant) && turns[asked].text.len() <= earlier
 }
 
-/// Bytes of a message that goes on with a conversation, up to which all of it is the question, and of its end where it is longer.
-const QUESTION_BYTES: (usize, usize) = (512, 256);
+/// Bytes up to which all of a text is a question; of one that goes on with a conversation, whose answers come sooner the less of it
+/// is asked; and of a longer one's end.
+const QUESTION_BYTES: usize = 4096;
+const GOING_ON_BYTES: usize = 512;
+const END_BYTES: usize = 256;
 
-/// Bytes of a message that are context rather than question: up to a border between words.
-fn long_before(text: &str) -> usize {
-    let (most, end) = QUESTION_BYTES;
+/// Bytes of a document before its question: up to the last separator that has something on both sides, or to the end of what
+/// is too long for a question.
+fn document(text: &str, separator: &str) -> usize {
+    let found = if separator.is_empty() { None } else { text.trim_end().rfind(separator) };
+    let at = found.filter(|at| !text[..*at].trim().is_empty()).unwrap_or(0);
+    at + end(&text[at..], QUESTION_BYTES)
+}
+
+/// Bytes before the end of a text that is longer than `most`: up to a border between words where one is near.
+fn end(text: &str, most: usize) -> usize {
     if text.len() <= most {
         return 0;
     }
-    let before = &text[..text.floor_char_boundary(text.len() - end)];
-    before.rfind(char::is_whitespace).unwrap_or(0)
+    let at = text.floor_char_boundary(text.len() - END_BYTES);
+    let near = text.floor_char_boundary(at - END_BYTES);
+    text[near..at].rfind(char::is_whitespace).map_or(at, |word| near + word)
 }
 
 /// Messages of a base model, of which one begins a question at a byte.
@@ -93,14 +105,6 @@ fn both(WholePrompt { mut written, at, .. }: WholePrompt, param: &'static str) -
         return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
     }
     Ok((written, query))
-}
-
-/// Where the last separator of a text begins that has something on both sides.
-fn cut(text: &str, separator: &str) -> Option<usize> {
-    if separator.is_empty() {
-        return None;
-    }
-    text.trim_end().rfind(separator).filter(|at| !text[..*at].trim().is_empty())
 }
 
 #[cfg(test)]
@@ -172,9 +176,34 @@ mod tests {
         let (context, query) = split(&turns);
         assert!(query.len() > 256 && query.len() < 272 && query.starts_with(" "), "{}", query.len());
         assert_eq!(context + &query, format!("<|begin_of_text|>{document}\n\nYes.\n\n{found}"));
-        let unbroken = "x".repeat(3000);
-        assert_eq!(split(&[turns[0], turns[1], (User, &unbroken)]).1, unbroken);
+        for (letters, end) in
+            [("x".repeat(3000), 256), ("語".repeat(1000), 258), (format!("a {}", "x".repeat(3000)), 256)]
+        {
+            assert_eq!(split(&[turns[0], turns[1], (User, &letters)]).1, letters[letters.len() - end..]);
+        }
         assert_eq!(split(&[turns[0], (User, &found)]).1, found, "nothing was answered before");
+    }
+
+    #[test]
+    fn a_document_without_a_separator_is_asked_by_its_end() {
+        use Speaker::{System, User};
+        let lines = "a line of a log, and one more\n".repeat(300);
+        let question = lines[lines.len() - 259..].to_owned();
+        let (long, paragraphs) = ("word ".repeat(4000), format!("{lines}\n\nWhich of the lines is the longest?"));
+        for (turns, expected) in [
+            (&[(User, lines.as_str())][..], question.as_str()),
+            (&[(System, "Be brief."), (User, &lines)], &question),
+            (&[(System, &long), (User, &lines)], &question),
+            (&[(System, &long), (User, &paragraphs)], "\n\nWhich of the lines is the longest?"),
+            (&[(User, &format!("Read this.\n\n{lines}"))], &question),
+            (&[(User, &lines[..4080])], &lines[..4080]),
+        ] {
+            let (context, query) = split(turns);
+            assert_eq!(query, expected);
+            assert!((context + &query).ends_with(turns.last().unwrap().1));
+        }
+        let (context, query) = texts(front().completion(lines.clone()).unwrap());
+        assert_eq!((context + &query, query), (lines, question));
     }
 
     #[test]
