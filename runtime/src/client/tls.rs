@@ -157,9 +157,11 @@ impl<In: Transport> Connector<In> for Secured {
 
     fn connect(&self, details: &ConnectionDetails, plain: Option<In>) -> Result<Option<Self::Out>, Error> {
         let Some(plain) = plain else { return Ok(None) };
-        let Some(config) = self.config.as_ref().filter(|_| details.needs_tls()) else {
+        if !details.needs_tls() {
             return Ok(Some(Either::A(plain)));
-        };
+        }
+        let config =
+            self.config.as_ref().ok_or(Error::Tls("nobody is trusted there: name authorities in SSL_CERT_FILE"))?;
         let host = details.uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::Tls("the address is no name"))?;
         let mut client = ClientConnection::new(config.clone(), name).map_err(std::io::Error::other)?;

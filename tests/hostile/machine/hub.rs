@@ -4,15 +4,18 @@
 use std::{
     collections::HashMap,
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::{Arc, Condvar, Mutex},
     thread,
     time::Duration,
 };
 
+use rcgen::CertifiedKey;
+use rustls::{ServerConfig, ServerConnection, StreamOwned, crypto::ring};
+use rustls_pki_types::PrivatePkcs8KeyDer;
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, DEADLINE, golden};
 
@@ -27,6 +30,8 @@ const PIECE_EVERY: Duration = Duration::from_millis(400);
 /// A server that speaks the hub's paths, and another beside it that it sends to. What they do, a repository's name says.
 struct Hub {
     address: String,
+    /// Of who is at the other's address over TLS, in PEM.
+    certificate: String,
     seen: Arc<Seen>,
 }
 
@@ -40,6 +45,8 @@ struct Seen {
     changed: Condvar,
     /// The address of the server beside it.
     elsewhere: String,
+    /// Another address of that, over TLS.
+    sealed: String,
 }
 
 impl Seen {
@@ -64,7 +71,8 @@ impl Hub {
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
         let [address, elsewhere] =
             [0, 1].map(|at| format!("http://{}", listeners[at].local_addr().expect("an address")));
-        let seen = Arc::new(Seen { elsewhere, ..Seen::default() });
+        let (sealed, certificate) = seal(&elsewhere);
+        let seen = Arc::new(Seen { elsewhere, sealed, ..Seen::default() });
         for listener in listeners {
             let shared = seen.clone();
             thread::spawn(move || {
@@ -74,7 +82,7 @@ impl Hub {
                 }
             });
         }
-        Self { address, seen }
+        Self { address, certificate, seen }
     }
 
     /// A command with its cache in a folder.
@@ -95,7 +103,45 @@ impl Hub {
     }
 }
 
-fn model() -> std::path::PathBuf {
+/// Another address of a server, over TLS, and the certificate that is shown there.
+fn seal(plain: &str) -> (String, String) {
+    let shown = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
+    let CertifiedKey { cert, signing_key } = shown.expect("a certificate");
+    let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions of the provider")
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key.into())
+        .expect("a key of the certificate");
+    let (listener, config) = (TcpListener::bind("127.0.0.1:0").expect("a port"), Arc::new(config));
+    let address = format!("https://{}", listener.local_addr().expect("an address"));
+    let plain = plain.trim_start_matches("http://").to_owned();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = ServerConnection::new(config.clone()).expect("a configuration");
+            let plain = TcpStream::connect(&plain).expect("the server beside the hub");
+            thread::spawn(move || pass_on(StreamOwned::new(connection, stream), plain));
+        }
+    });
+    (address, cert.pem())
+}
+
+/// One request to a server, and its answer back. Who speaks no TLS gets none.
+fn pass_on(mut sealed: StreamOwned<ServerConnection, TcpStream>, mut plain: TcpStream) {
+    let mut request = Vec::new();
+    let mut read = BufReader::new(&mut sealed);
+    while !request.ends_with(b"\r\n\r\n") {
+        let Ok(1..) = read.read_until(b'\n', &mut request) else { return };
+    }
+    plain.write_all(&request).expect("the server beside the hub");
+    // A client that has gone is the test's to see.
+    let _ = io::copy(&mut plain, &mut sealed);
+    sealed.conn.send_close_notify();
+    let _ = sealed.flush();
+}
+
+fn model() -> PathBuf {
     golden().join("models/tiny-qwen2")
 }
 
@@ -158,8 +204,9 @@ fn serve(mut stream: TcpStream, seen: &Seen) {
             answer(&mut stream, "307 Temporary Redirect", &[&location], b"");
         }
         ("circle", _) => answer(&mut stream, "302 Found", &[&format!("location: {path}")], b""),
-        ("kept", Some(file)) => {
-            let location = format!("location: {}{}", seen.elsewhere, path.replace("kept", "shelf"));
+        ("kept" | "sealed", Some(file)) => {
+            let beside = if name == "kept" { &seen.elsewhere } else { &seen.sealed };
+            let location = format!("location: {beside}{}", path.replace(name, "shelf"));
             let path = model().join(file);
             let hash = format!("x-linked-etag: {}", hash_of(&path, &["git", "hash-object"]));
             let size = format!("x-linked-size: {}", fs::metadata(&path).expect("a file").len());
@@ -360,6 +407,23 @@ fn who_is_sent_elsewhere_by_the_hub_takes_the_token_along_within_it_alone() {
         assert_eq!(tokens("shelf"), [None], "{file}: another port is somebody else");
     }
     refuses(&pull("org/circle"), 3, &["model org/circle", "more than 10 redirects"]);
+}
+
+#[test]
+fn files_that_are_kept_behind_tls_are_fetched_from_whom_authorities_know() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
+    let known = folder.path().join("known.pem");
+    fs::write(&known, &hub.certificate).expect("a file");
+    let pull = |authorities: &Path| {
+        let mut command = hub.command(folder.path(), &["model", "pull", "org/sealed"]);
+        command.env("SSL_CERT_FILE", authorities).output().expect("the binary under test")
+    };
+    let path = file_path("shelf", WEIGHTS);
+    let nowhere = folder.path().join("missing.pem");
+    refuses(&pull(&nowhere), 3, &["nobody is trusted there", "SSL_CERT_FILE"]);
+    assert_eq!(hub.asked(&path), [], "nothing goes there in the clear");
+    refuses(&pull(&known), 0, &["3 fetched"]);
+    assert_eq!(hub.asked(&path).len(), 1);
 }
 
 #[test]

@@ -172,9 +172,10 @@ impl HubClient {
             HubError::Setup(format!("HF_ENDPOINT is {endpoint:?}: expected http:// or https:// with a host"))
         })?;
         let silence = silence()?;
-        let trust = match endpoint.starts_with("https://") {
-            true => Some(authorities(access.authorities.as_deref())?),
-            false => None,
+        let trust = match authorities(access.authorities.as_deref()) {
+            Err(error) if endpoint.starts_with("https://") => return Err(error),
+            // Only where files are elsewhere could they be wanted.
+            trust => trust.ok(),
         };
         let config = Agent::config_builder()
             .http_status_as_error(false)
