@@ -8,7 +8,9 @@ mod extras;
 mod witness;
 
 use asterism_kernels::prelude::*;
-use asterism_kernels::{Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
+use asterism_kernels::{
+    Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary, RowChoice, TokenChoice,
+};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -170,6 +172,10 @@ fn rows_and_embedding<B: Backend>(backend: &B) {
     assert!(backend.embed(&weight, &[5]).is_err());
     assert!(backend.rows(&x, 2, 4).is_err());
     assert!(backend.upload(&[2, 2], &[0.0; 3]).is_err());
+    let choice = RowChoice { token: TokenChoice::Known(2), shape: None, top: 0 };
+    let chosen = backend.choose_tokens(&x, &[choice.clone(), choice.clone(), choice.clone()]).unwrap();
+    assert_eq!(chosen.len(), 3);
+    assert!(backend.choose_tokens(&x, &[choice.clone(), choice]).is_err(), "two choices of three rows");
 }
 
 /// Every stored type becomes the same numbers.

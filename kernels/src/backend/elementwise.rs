@@ -15,8 +15,13 @@ pub trait ElementwiseOps: TensorOps {
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// A token of each row of `logits (t, vocab)`, as asked, and nothing else of them on the host.
     fn choose_tokens(&self, logits: &Self::Tensor, choices: &[RowChoice]) -> Result<Vec<RowToken>, KernelError> {
-        let vocab = self.shape(logits).last().copied().unwrap_or(0).max(1);
-        let logits = self.download(logits)?;
+        let shape = self.shape(logits);
+        let [rows, vocab] = shape[..] else { return Err(KernelError::shape("choose_tokens", "(t, vocab)", &[&shape])) };
+        if choices.len() != rows {
+            let expected = format!("{} rows, a choice each", choices.len());
+            return Err(KernelError::shape("choose_tokens", expected, &[&shape]));
+        }
+        let (logits, vocab) = (self.download(logits)?, vocab.max(1));
         Ok(choices.iter().zip(logits.chunks_exact(vocab)).map(|(choice, row)| choice.of(row)).collect())
     }
 
