@@ -83,7 +83,6 @@ impl Method for AutoConfig {
             let (expected, got) = ("a part from 0 to 1".into(), self.least_saving.to_string());
             return Err(PlanError::Size { name: "least_saving", expected, got });
         }
-        let (tokens, hosts) = (request.context.len(), request.hosts);
         if let Some(reason) = self.needs_dense(request) {
             return Ok(because(exact(request)?, reason));
         }
@@ -91,12 +90,11 @@ impl Method for AutoConfig {
         if request.query.is_empty() {
             return session(split, request);
         }
-        let dense = DenseConfig {}.plan(request)?;
+        let (of, dense) = (extent(request), DenseConfig {}.plan(request)?);
         if let Some(reason) = self.saves_too_little(&split, &dense, request) {
-            return Ok(because(dense, format!("{tokens} context tokens over {hosts} hosts: {reason}")));
+            return Ok(because(dense, format!("{of}: {reason}")));
         }
-        let known = "blocks behind summaries of chunks that the query asks for";
-        Ok(because(split, format!("{tokens} context tokens over {hosts} hosts: {known}")))
+        Ok(because(split, format!("{of}: blocks behind summaries of chunks that the query asks for")))
     }
 }
 
@@ -161,11 +159,16 @@ fn exact(request: &PlanRequest) -> Result<Plan, PlanError> {
     }
 }
 
+/// What is encoded, and by how many, in words.
+fn extent(request: &PlanRequest) -> String {
+    let hosts = request.hosts;
+    format!("{} context tokens over {hosts} host{}", request.context.len(), if hosts == 1 { "" } else { "s" })
+}
+
 /// A session is encoded once and asked often: exact, where that costs no more than blocks do with what
 /// [`SESSION_QUESTIONS`] questions get anew.
 fn session(split: Plan, request: &PlanRequest) -> Result<Plan, PlanError> {
-    let (tokens, hosts) = (request.context.len(), request.hosts);
-    let of = format!("a session of {tokens} context tokens over {hosts} hosts");
+    let (tokens, of) = (request.context.len(), format!("a session of {}", extent(request)));
     if split.shards.len() == 1 {
         return Ok(because(exact(request)?, format!("{of}: exact, since it has one block")));
     }
