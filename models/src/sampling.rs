@@ -2,6 +2,7 @@
 //! before that is `shaping`.
 
 mod closing;
+mod endless;
 mod guide;
 mod logprobs;
 mod next_tokens;

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use super::{
     closing::Closing,
+    endless::endless,
     next_tokens::{AnswerParser, ClosesBehind, MaskThreads, NextTokens},
 };
 use crate::{ModelError, Tokenizer};
@@ -193,8 +194,13 @@ impl Constraint {
 
     fn compiled(&self) -> Result<(), ModelError> {
         let factory = Guides::of(&ApproximateTokEnv::single_byte_env(), &[])?;
-        let Err(cause) = factory.tried(self.grammar()) else { return Ok(()) };
-        let Self::JsonSchema(schema) = self else { return Err(self.refused(String::new(), &cause)) };
+        let tried = factory.tried(self.grammar());
+        let Self::JsonSchema(schema) = self else {
+            return tried.map_err(|cause| self.refused(String::new(), &cause));
+        };
+        let Err(cause) = tried else {
+            return endless(schema).map_or(Ok(()), |path| Err(self.refused(path, NO_END)));
+        };
         let (mut path, mut cause, mut left) = (String::new(), cause, TRIED_PARTS);
         let mut part = schema;
         while let Some((name, inner, inner_cause)) = factory.at_fault((schema, part), &mut left) {
@@ -539,6 +545,9 @@ const WORD_BITS: [u32; 32] = {
 const NO_TEXT: &str = "no text has this form: its parts contradict each other, or it leads back to itself before anything is written, \
                        as {\"$ref\": \"#\"} does alone";
 
+/// What is said of a form that can be begun alone.
+const NO_END: &str = "no text of this form ends, since it has to stand within itself; take it from \"required\", or let it be null instead";
+
 /// Why a form is not compiled: the parser's words, but where it has none for what is wrong with the form.
 fn uncompiled(cause: &str) -> String {
     if nothing_may_come(cause) { NO_TEXT.to_owned() } else { cause.to_owned() }
@@ -868,8 +877,12 @@ mod tests {
         let wrong = json!({"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string", "pattern": "(?<=x)y"}}});
         let refused = Constraint::JsonSchema(wrong).check().unwrap_err().to_string();
         assert!(refused.contains("/properties/b") && !refused.contains(NO_TEXT), "{refused}");
-        // What leads back to itself behind something may end.
-        Constraint::JsonSchema(json!({"type": "object", "properties": {"next": {"$ref": "#"}}})).check().unwrap();
+        // What leads back to itself behind something may end, unless it has to.
+        let mut list = json!({"type": "object", "properties": {"next": {"$ref": "#"}}});
+        Constraint::JsonSchema(list.clone()).check().unwrap();
+        list["required"] = json!(["next"]);
+        let refused = Constraint::JsonSchema(list).check().unwrap_err().to_string();
+        assert_eq!(refused, format!("the schema cannot be compiled at /properties/next: {NO_END}"));
         Constraint::JsonObject.check().unwrap();
         one_call(None).check().unwrap();
         one_call(Some(Constraint::JsonObject)).check().unwrap();
