@@ -307,18 +307,23 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
     head.wait_for("all hosts again", ready);
 }
 
-/// Every phase, every role, both signals.
+/// What `chaos` says of each round, all of which left the tokens alone.
+fn rounds_of_chaos(rounds: usize, words: &[&str]) -> Vec<Value> {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
+    let chaos = cluster.run(&[&["chaos", "--rounds", &rounds.to_string(), "-o", "json"], words].concat());
+    let printed = String::from_utf8_lossy(&chaos.stderr);
+    assert_eq!(chaos.status.code(), Some(0), "{printed}");
+    let mut report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
+    let told: Vec<Value> = serde_json::from_value(report["rounds"].take()).expect("rounds");
+    assert_eq!(told.len(), rounds, "{printed}");
+    assert!(told.iter().all(|round| round["outcome"] == "same"), "{told:#?}");
+    told
+}
+
 /// Each role killed and stopped once, in the middle of decoding; `asterism chaos --rounds 30` does so in every phase.
 #[test]
 fn every_fault_leaves_the_tokens_alone() {
-    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
-    let chaos = cluster.run(&["chaos", "--rounds", "6", "--phase", "middle-token", "--tokens", "4k", "-o", "json"]);
-    let printed = String::from_utf8_lossy(&chaos.stderr);
-    assert_eq!(chaos.status.code(), Some(0), "{printed}");
-    let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
-    let rounds = report["rounds"].as_array().expect("rounds");
-    assert_eq!(rounds.len(), 6, "{printed}");
-    for round in rounds {
+    for round in rounds_of_chaos(6, &["--phase", "middle-token", "--tokens", "4k"]) {
         let detected = round["detected_s"].as_f64().expect("noticed");
         // A hung supervisor is noticed after 2 s and has to start.
         let bound = if round["role"] == "supervisor" { 5.0 } else { 2.5 };
@@ -329,17 +334,7 @@ fn every_fault_leaves_the_tokens_alone() {
 /// The context of each round is encoded for it, however often the same was asked about: the fault comes while it is.
 #[test]
 fn faults_come_while_contexts_are_encoded() {
-    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
-    let encoding =
-        ["chaos", "--rounds", "2", "--phase", "encoding", "--role", "context", "--tokens", "8k", "-o", "json"];
-    let chaos = cluster.run(&encoding);
-    let printed = String::from_utf8_lossy(&chaos.stderr);
-    assert_eq!(chaos.status.code(), Some(0), "{printed}");
-    let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
-    let rounds = report["rounds"].as_array().expect("rounds");
-    assert_eq!(rounds.len(), 2, "{printed}");
-    for round in rounds {
-        assert_eq!(round["outcome"], "same", "{round:#}");
+    for round in rounds_of_chaos(2, &["--phase", "encoding", "--role", "context", "--tokens", "8k"]) {
         assert!(round["detected_s"].is_f64() && round["recovered_s"].is_f64(), "the job went on elsewhere: {round:#}");
     }
 }
