@@ -79,7 +79,7 @@ fn end(text: &str, most: usize) -> usize {
         return 0;
     }
     let at = text.floor_char_boundary(text.len() - END_BYTES);
-    let near = text.floor_char_boundary(at - END_BYTES);
+    let near = text.floor_char_boundary(at.saturating_sub(END_BYTES));
     text[near..at].rfind(char::is_whitespace).map_or(at, |word| near + word)
 }
 
@@ -176,9 +176,12 @@ mod tests {
         let (context, query) = split(&turns);
         assert!(query.len() > 256 && query.len() < 272 && query.starts_with(" "), "{}", query.len());
         assert_eq!(context + &query, format!("<|begin_of_text|>{document}\n\nYes.\n\n{found}"));
-        for (letters, end) in
-            [("x".repeat(3000), 256), ("語".repeat(1000), 258), (format!("a {}", "x".repeat(3000)), 256)]
-        {
+        for (letters, end) in [
+            ("x".repeat(3000), 256),
+            ("語".repeat(1000), 258),
+            (format!("a {}", "x".repeat(3000)), 256),
+            (format!("ab{}abc", "🦀".repeat(127)), 259),
+        ] {
             assert_eq!(split(&[turns[0], turns[1], (User, &letters)]).1, letters[letters.len() - end..]);
         }
         assert_eq!(split(&[turns[0], (User, &found)]).1, found, "nothing was answered before");
