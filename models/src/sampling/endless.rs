@@ -1,22 +1,66 @@
 //! Schemas that no answer comes to the end of, since what they require leads back to themselves. Compiles nothing.
 
-use std::ptr;
+use std::{collections::HashSet, ptr};
 
 use serde_json::{Map, Value};
 
 /// Most parts that are looked at; nothing is said of a schema that has more.
-const LOOKED_AT: usize = 10_000;
+const SEARCHED_PARTS: usize = 10_000;
 
-/// The path of a part of `schema` that would have to be written within itself, whatever else is chosen.
+/// The path of a part of `schema` that would have to be written within itself, whatever else is chosen: an answer that comes to it
+/// goes on for ever.
 pub fn endless(schema: &Value) -> Option<String> {
-    let mut search = Search { schema, within: vec![schema], left: LOOKED_AT };
-    search.ends(schema, "").err()
+    let mut search = Search { schema, within: Vec::new(), ended: Vec::new(), left: SEARCHED_PARTS };
+    let (mut parts, mut seen) = (vec![(schema, String::new())], HashSet::new());
+    while let Some((part, path)) = parts.pop().filter(|_| search.left > 0) {
+        if !seen.insert(ptr::from_ref(part)) {
+            continue;
+        }
+        if let Err(path) = search.ends(part, &path) {
+            return Some(path);
+        }
+        parts.extend(within(schema, (part, &path)));
+    }
+    None
+}
+
+/// The parts that texts of a part may have, by their paths.
+fn within<'s>(schema: &'s Value, (part, path): (&'s Value, &str)) -> Vec<(&'s Value, String)> {
+    let Some(fields) = part.as_object() else { return Vec::new() };
+    let mut parts = Vec::new();
+    for (key, value) in fields {
+        match (key.as_str(), value) {
+            ("properties" | "patternProperties", Value::Object(inner)) => {
+                parts.extend(inner.iter().map(|(name, part)| (part, format!("{path}/{key}/{}", segment(name)))));
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(inner)) => {
+                parts.extend(inner.iter().enumerate().map(|(at, part)| (part, format!("{path}/{key}/{at}"))));
+            }
+            ("items" | "additionalProperties", value) => parts.push((value, format!("{path}/{key}"))),
+            ("$ref", Value::String(target)) => parts.extend(referred(schema, target)),
+            _ => {}
+        }
+    }
+    parts
+}
+
+/// What a reference within a schema leads to, and its path.
+fn referred<'s>(schema: &'s Value, target: &str) -> Option<(&'s Value, String)> {
+    let path = target.strip_prefix('#')?;
+    Some((schema.pointer(path)?, path.to_owned()))
+}
+
+/// A name in a path.
+fn segment(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
 }
 
 struct Search<'s> {
     schema: &'s Value,
     /// What references led to and is not at its end.
     within: Vec<&'s Value>,
+    /// What references led to and some text of ends.
+    ended: Vec<&'s Value>,
     left: usize,
 }
 
@@ -49,21 +93,27 @@ impl<'s> Search<'s> {
     }
 
     fn target_ends(&mut self, target: &str, path: &str) -> Result<(), String> {
-        let Some(inner) = target.strip_prefix('#') else { return Ok(()) };
-        let Some(part) = self.schema.pointer(inner) else { return Ok(()) };
-        if self.within.iter().any(|within| ptr::eq(*within, part)) {
+        let Some((part, inner)) = referred(self.schema, target) else { return Ok(()) };
+        let is_among = |parts: &[&Value]| parts.iter().any(|of| ptr::eq(*of, part));
+        if is_among(&self.ended) {
+            return Ok(());
+        }
+        if is_among(&self.within) {
             return Err(path.to_owned());
         }
         self.within.push(part);
-        let ended = self.ends(part, inner);
+        let ended = self.ends(part, &inner);
         self.within.pop();
+        if ended.is_ok() {
+            self.ended.push(part);
+        }
         ended
     }
 
     fn properties_end(&mut self, fields: &'s Map<String, Value>, path: &str) -> Result<(), String> {
         for name in list(fields, "required").iter().filter_map(Value::as_str) {
             if let Some(part) = fields.get("properties").and_then(|properties| properties.get(name)) {
-                self.ends(part, &format!("{path}/properties/{}", name.replace('~', "~0").replace('/', "~1")))?;
+                self.ends(part, &format!("{path}/properties/{}", segment(name)))?;
             }
         }
         Ok(())
@@ -119,6 +169,14 @@ mod tests {
             (json!({"type": ["array"], "prefixItems": [{"type": "null"}, root], "minItems": 2}), "/prefixItems/1"),
             (node(again()), "/$defs/n/properties/next"),
             (deep, "/$defs/b/properties/a~1c/allOf/0"),
+            // What may be left out may come, too.
+            (
+                object(
+                    &[],
+                    json!({"a": {"anyOf": [{"type": "null"}, object(&["b"], json!({"b": {"$ref": "#/properties/a/anyOf/1"}}))]}}),
+                ),
+                "/properties/a/anyOf/1/properties/b",
+            ),
         ] {
             assert_eq!(endless(&schema).as_deref(), Some(path), "{schema}");
         }
@@ -143,10 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_branches_without_end_is_looked_at_so_far() {
+    fn a_schema_that_branches_again_and_again_is_looked_at_so_far() {
         let all: Vec<Value> = (0..30).map(|at| json!({"$ref": format!("#/$defs/{at}")})).collect();
         let each = object(&["next"], json!({"next": {"anyOf": all}}));
-        let defs: Map<String, Value> = (0..30).map(|at| (at.to_string(), each.clone())).collect();
+        let mut defs: Map<String, Value> = (0..30).map(|at| (at.to_string(), each.clone())).collect();
+        assert_eq!(endless(&json!({"$ref": "#/$defs/0", "$defs": defs})), None);
+        defs.insert("29".to_owned(), json!({"type": "null"}));
         assert_eq!(endless(&json!({"$ref": "#/$defs/0", "$defs": defs})), None);
     }
 }
