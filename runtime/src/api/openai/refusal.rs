@@ -41,6 +41,7 @@ pub fn of_request(error: JobError, (text, form): (&'static str, &'static str)) -
             "This model's maximum context length is {maximum} tokens{bound}. However, {text} has {}",
             excess(cause)
         ),
+        JobError::Invalid { param: "constraint", message } if form == "tools" => of_tool(message),
         _ => body.message,
     };
     let body = ErrorBody { message, param, code: body.code };
@@ -48,6 +49,17 @@ pub fn of_request(error: JobError, (text, form): (&'static str, &'static str)) -
         "context_too_long" => Refusal::with(StatusCode::BAD_REQUEST, body),
         _ => Refusal::coded(body),
     }
+}
+
+/// Why the form of a call is refused, by its path in the parameters of the tool at fault.
+fn of_tool(refused: &str) -> String {
+    let found = || {
+        let (before, behind) = refused.split_once(" at /anyOf/")?;
+        let (at, behind) = behind.split_once("/properties/arguments")?;
+        let (at, root) = (at.parse::<usize>().ok()?, if behind.starts_with('/') { "" } else { "/" });
+        Some(format!("the parameters of tool {at}: {before} at {root}{behind}"))
+    };
+    found().unwrap_or_else(|| refused.to_owned())
 }
 
 /// What a text has too much of, and what to do.
@@ -154,6 +166,20 @@ pub fn unknown<'a>(field: &str, known: impl IntoIterator<Item = &'a str>) -> Ref
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_form_of_calls_the_tool_is_named_whose_parameters_are_at_fault() {
+        let path = "/anyOf/1/properties/arguments";
+        for (form, at, expected) in [
+            ("tools", format!("{path}/properties/b"), "the parameters of tool 1: refused at /properties/b: why"),
+            ("tools", path.to_owned(), "the parameters of tool 1: refused at /: why"),
+            ("tools", "/properties/a".to_owned(), "refused at /properties/a: why"),
+            ("response_format", path.to_owned(), "refused at /anyOf/1/properties/arguments: why"),
+        ] {
+            let error = JobError::Invalid { param: "constraint", message: format!("refused at {at}: why") };
+            assert_eq!(of_request(error, ("messages", form)).to_string(), expected);
+        }
+    }
 
     #[test]
     fn a_text_that_is_too_long_is_refused_in_whole_sentences() {

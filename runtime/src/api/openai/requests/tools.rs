@@ -326,6 +326,11 @@ mod tests {
             let form = taken(json!({"tools": tools, "tool_choice": choice})).unwrap().unwrap().form().expect("a form");
             form.check().unwrap_or_else(|error| panic!("{choice}: {error}"));
         }
+        let wrong = function("wrong", json!({"properties": {"a/b": {"type": "string", "pattern": "(?<=x)y"}}}));
+        let form = taken(json!({"tools": [tools[0], wrong], "tool_choice": "required"})).unwrap().unwrap().form();
+        // Refusals know the tool by this path.
+        let refused = form.expect("a form").check().unwrap_err().to_string();
+        assert!(refused.contains(" at /anyOf/1/properties/arguments/properties/a~1b: "), "{refused}");
         let free = taken(json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "free"}}}));
         assert_eq!(free.unwrap().unwrap().form(), Some(Constraint::JsonSchema(json!({"type": "object"}))));
     }
