@@ -7,6 +7,7 @@ mod guide;
 mod logprobs;
 mod next_tokens;
 mod parameters;
+mod schema;
 mod shaping;
 
 use asterism_kernels::{Nucleus, RowChoice, RowShape, TokenChoice};

@@ -4,55 +4,47 @@ use std::{collections::HashSet, ptr};
 
 use serde_json::{Map, Value};
 
+use super::schema::{parts, segment};
+
 /// Most parts that are looked at; nothing is said of a schema that has more.
 const SEARCHED_PARTS: usize = 10_000;
+/// Most parts within each other that are looked at: each takes room of the stack.
+const SEARCHED_DEPTH: usize = 1_000;
 
 /// The path of a part of `schema` that would have to be written within itself, whatever else is chosen: an answer that comes to it
 /// goes on for ever.
 pub fn endless(schema: &Value) -> Option<String> {
-    let mut search = Search { schema, within: Vec::new(), ended: Vec::new(), left: SEARCHED_PARTS };
-    let (mut parts, mut seen) = (vec![(schema, String::new())], HashSet::new());
-    while let Some((part, path)) = parts.pop().filter(|_| search.left > 0) {
+    let mut search = Search { schema, within: Vec::new(), ended: Vec::new(), left: SEARCHED_PARTS, depth: 0 };
+    let (mut to_search, mut seen) = (vec![(schema, String::new())], HashSet::new());
+    while let Some((part, path)) = to_search.pop().filter(|_| search.left > 0) {
         if !seen.insert(ptr::from_ref(part)) {
             continue;
         }
         if let Err(path) = search.ends(part, &path) {
             return Some(path);
         }
-        parts.extend(within(schema, (part, &path)));
+        to_search.extend(within(schema, (part, &path)));
     }
     None
 }
 
+/// Keys whose parts are not written where they stand.
+const UNWRITTEN: [&str; 6] = ["/$defs/", "/definitions/", "/not", "/if", "/then", "/else"];
+
 /// The parts that texts of a part may have, by their paths.
 fn within<'s>(schema: &'s Value, (part, path): (&'s Value, &str)) -> Vec<(&'s Value, String)> {
-    let Some(fields) = part.as_object() else { return Vec::new() };
-    let mut parts = Vec::new();
-    for (key, value) in fields {
-        match (key.as_str(), value) {
-            ("properties" | "patternProperties", Value::Object(inner)) => {
-                parts.extend(inner.iter().map(|(name, part)| (part, format!("{path}/{key}/{}", segment(name)))));
-            }
-            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(inner)) => {
-                parts.extend(inner.iter().enumerate().map(|(at, part)| (part, format!("{path}/{key}/{at}"))));
-            }
-            ("items" | "additionalProperties", value) => parts.push((value, format!("{path}/{key}"))),
-            ("$ref", Value::String(target)) => parts.extend(referred(schema, target)),
-            _ => {}
-        }
-    }
-    parts
+    let target = part.get("$ref").and_then(Value::as_str);
+    let inner = parts(part).into_iter().filter(|(name, _)| !UNWRITTEN.iter().any(|key| name.starts_with(key)));
+    inner
+        .map(|(name, inner)| (inner, format!("{path}{name}")))
+        .chain(target.and_then(|target| referred(schema, target)))
+        .collect()
 }
 
 /// What a reference within a schema leads to, and its path.
 fn referred<'s>(schema: &'s Value, target: &str) -> Option<(&'s Value, String)> {
     let path = target.strip_prefix('#')?;
     Some((schema.pointer(path)?, path.to_owned()))
-}
-
-/// A name in a path.
-fn segment(name: &str) -> String {
-    name.replace('~', "~0").replace('/', "~1")
 }
 
 struct Search<'s> {
@@ -62,13 +54,24 @@ struct Search<'s> {
     /// What references led to and some text of ends.
     ended: Vec<&'s Value>,
     left: usize,
+    depth: usize,
 }
 
 impl<'s> Search<'s> {
     /// Whether some text of a part ends; else the path of what keeps it from that. Of keys that are not known here, all do.
     fn ends(&mut self, part: &'s Value, path: &str) -> Result<(), String> {
-        let Some(fields) = part.as_object().filter(|_| self.left > 0) else { return Ok(()) };
+        let Some(fields) = part.as_object() else { return Ok(()) };
+        if self.left == 0 || self.depth == SEARCHED_DEPTH {
+            return Ok(());
+        }
         self.left -= 1;
+        self.depth += 1;
+        let ended = self.fields_end(fields, path);
+        self.depth -= 1;
+        ended
+    }
+
+    fn fields_end(&mut self, fields: &'s Map<String, Value>, path: &str) -> Result<(), String> {
         if ["const", "enum", "nullable"].iter().any(|key| fields.contains_key(*key)) {
             return Ok(());
         }
@@ -206,6 +209,10 @@ mod tests {
         let each = object(&["next"], json!({"next": {"anyOf": all}}));
         let mut defs: Map<String, Value> = (0..30).map(|at| (at.to_string(), each.clone())).collect();
         assert_eq!(endless(&json!({"$ref": "#/$defs/0", "$defs": defs})), None);
+        // Nor is one that goes deeper than there is room for.
+        let deep =
+            |at: usize| (at.to_string(), object(&["next"], json!({"next": {"$ref": format!("#/$defs/{}", at + 1)}})));
+        assert_eq!(endless(&json!({"$ref": "#/$defs/0", "$defs": Map::from_iter((0..9_000).map(deep))})), None);
         defs.insert("29".to_owned(), json!({"type": "null"}));
         assert_eq!(endless(&json!({"$ref": "#/$defs/0", "$defs": defs})), None);
     }

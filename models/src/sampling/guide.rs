@@ -24,6 +24,7 @@ use super::{
     closing::Closing,
     endless::endless,
     next_tokens::{AnswerParser, ClosesBehind, MaskThreads, NextTokens},
+    schema::parts,
 };
 use crate::{ModelError, Tokenizer};
 
@@ -386,28 +387,6 @@ fn refers_outside(part: &Value) -> bool {
         Value::Array(parts) => parts.iter().any(refers_outside),
         _ => false,
     }
-}
-
-/// The schemas within a schema, by their paths.
-fn parts(schema: &Value) -> Vec<(String, &Value)> {
-    let mut parts = Vec::new();
-    let Some(fields) = schema.as_object() else { return parts };
-    for (name, value) in fields {
-        let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
-        match (name.as_str(), value) {
-            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(inner)) => {
-                parts.extend(inner.iter().map(|(key, part)| (format!("/{name}/{}", escaped(key)), part)));
-            }
-            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(inner)) => {
-                parts.extend(inner.iter().enumerate().map(|(at, part)| (format!("/{name}/{at}"), part)));
-            }
-            ("items" | "additionalProperties" | "not" | "if" | "then" | "else", Value::Object(_)) => {
-                parts.push((format!("/{name}"), value));
-            }
-            _ => {}
-        }
-    }
-    parts
 }
 
 /// One answer that is held to a form.
