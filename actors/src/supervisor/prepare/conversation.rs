@@ -20,10 +20,9 @@ impl ModelFront {
         let asked = turns.iter().rposition(|turn| turn.speaker.is_answered()).unwrap_or(turns.len().saturating_sub(1));
         let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
         let text = turns.get(asked).map_or("", |turn| &turn.text);
-        let at = match text.len() > earlier {
-            true => document(text, &separator),
-            false if is_continued(&turns) => end(text, GOING_ON_BYTES),
-            false if text.len() > QUESTION_BYTES => document(text, &separator),
+        let at = match is_continued(&turns) {
+            true => end(text, GOING_ON_BYTES),
+            false if text.len() > earlier.min(QUESTION_BYTES) => document(text, &separator),
             false => 0,
         };
         let whole = match self.template.is_chat() {
