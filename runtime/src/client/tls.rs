@@ -160,8 +160,7 @@ impl<In: Transport> Connector<In> for Secured {
         if !details.needs_tls() {
             return Ok(Some(Either::A(plain)));
         }
-        let config =
-            self.config.as_ref().ok_or(Error::Tls("nobody is trusted there: name authorities in SSL_CERT_FILE"))?;
+        let config = self.config.as_ref().ok_or(Error::Tls("nobody is trusted there"))?;
         let host = details.uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::Tls("the address is no name"))?;
         let mut client = ClientConnection::new(config.clone(), name).map_err(std::io::Error::other)?;

@@ -66,6 +66,8 @@ pub struct HubClient {
     silence: Duration,
     token: Option<String>,
     agent: Agent,
+    /// Why no authorities are known, where none are.
+    untrusted: Option<String>,
 }
 
 /// What is asked of a hub.
@@ -172,10 +174,11 @@ impl HubClient {
             HubError::Setup(format!("HF_ENDPOINT is {endpoint:?}: expected http:// or https:// with a host"))
         })?;
         let silence = silence()?;
-        let trust = match authorities(access.authorities.as_deref()) {
+        let (trust, untrusted) = match authorities(access.authorities.as_deref()) {
+            Ok(trust) => (Some(trust), None),
             Err(error) if endpoint.starts_with("https://") => return Err(error),
-            // Only where files are elsewhere could they be wanted.
-            trust => trust.ok(),
+            // They are wanted where the hub sends to files that are kept elsewhere, if it does.
+            Err(error) => (None, Some(error.to_string())),
         };
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -183,7 +186,7 @@ impl HubClient {
             .timeout_per_read(Some(silence))
             .max_redirects(0);
         let (token, agent) = (token(access)?, agent(config.build(), trust.as_ref()));
-        Ok(Self { endpoint, origin, silence, token, agent })
+        Ok(Self { endpoint, origin, silence, token, agent, untrusted })
     }
 
     /// The hub's address.
@@ -280,7 +283,10 @@ impl HubClient {
             ureq::Error::Io(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {
                 "the connection was closed".to_owned()
             }
-            error => error.to_string(),
+            error => match (error, &self.untrusted) {
+                (ureq::Error::Tls(_), Some(why)) => format!("{error}: {why}; name authorities in SSL_CERT_FILE"),
+                (error, _) => error.to_string(),
+            },
         }
     }
 
